@@ -1,0 +1,52 @@
+# Two commands do everything, set-up included: make demo, make test.
+# Each target may be repeated; what is done already is not done again.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+QUIET := TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0
+
+.PHONY: demo test test-jax test-tensorflow test-torch bench lint format clean
+
+demo: $(VENV)/base.done
+	$(QUIET) KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/digits.py
+
+test: $(VENV)/all.done
+	@for engine in jax tensorflow torch; do \
+	  echo "== $$engine"; \
+	  $(QUIET) KERAS_BACKEND=$$engine $(BIN)/python -m pytest || exit 1; \
+	done
+
+test-jax test-tensorflow test-torch: test-%: $(VENV)/all.done
+	$(QUIET) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/all.done
+	$(QUIET) $(BIN)/python -m benchmarks.compare $(ARGS)
+	$(QUIET) $(BIN)/python -m benchmarks.overhead $(ARGS)
+
+lint: $(VENV)/all.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/all.done
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info
+
+$(VENV)/bin/python:
+	@echo "== creating $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/base.done: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "== installing trainstep with JAX"
+	$(BIN)/python -m pip install --progress-bar off -c constraints.txt -e . scikit-learn
+	@touch $@
+
+$(VENV)/all.done: $(VENV)/base.done
+	@echo "== installing all engines and the tools"
+	$(BIN)/python -m pip install --progress-bar off -c constraints.txt torch
+	$(BIN)/python -m pip install --progress-bar off -c constraints.txt -e '.[tensorflow,torch,dev]'
+	@touch $@

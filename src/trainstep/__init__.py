@@ -1,0 +1,45 @@
+"""One compiled training step for Keras 3, on JAX, TensorFlow and PyTorch.
+
+Importing this imports Keras and nothing of an engine besides the one that Keras runs on.
+"""
+
+from trainstep._errors import ArgumentError as ArgumentError
+from trainstep._errors import ControlFlowError as ControlFlowError
+from trainstep._errors import ForeignTraceError as ForeignTraceError
+from trainstep._errors import GradientError as GradientError
+from trainstep._errors import RetraceLimitError as RetraceLimitError
+from trainstep._errors import StateError as StateError
+from trainstep._errors import TrainstepError as TrainstepError
+from trainstep._function import Function as Function
+from trainstep._function import function as function
+from trainstep._grad import clip_by_global_norm as clip_by_global_norm
+from trainstep._grad import global_norm as global_norm
+from trainstep._grad import grad as grad
+from trainstep._grad import value_and_grad as value_and_grad
+from trainstep._ledger import Ledger as Ledger
+from trainstep._ledger import TraceEvent as TraceEvent
+from trainstep._ledger import ledger as ledger
+from trainstep._spec import Spec as Spec
+from trainstep._version import __version__ as __version__
+
+
+
+__all__ = [
+    "ArgumentError",
+    "ControlFlowError",
+    "ForeignTraceError",
+    "Function",
+    "GradientError",
+    "Ledger",
+    "RetraceLimitError",
+    "Spec",
+    "StateError",
+    "TraceEvent",
+    "TrainstepError",
+    "clip_by_global_norm",
+    "function",
+    "global_norm",
+    "grad",
+    "ledger",
+    "value_and_grad",
+]

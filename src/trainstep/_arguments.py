@@ -1,0 +1,274 @@
+"""From the values of a call to canonical arrays, and to the key under which its program is kept.
+
+Every value is one of five kinds, chosen by its type once and remembered:
+
+    array      NumPy, the engine's own, lists of numbers, anything with `__array__`: by shape and dtype
+    number     a Python int or float: a 0-d array, so that its value never retraces
+    static     bool, str, bytes, None, enum, dtype: by type and value, so 1, 1.0 and True stay apart
+    structure  tuple, list, dict, named tuple, dataclass: its parts
+    object     everything else (a model, an optimizer, a function): by identity, never held here
+
+`flatten` runs at every call and is lean. `parts` and `rebuild` walk the same values again, in the
+same order, and run only when a program is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from trainstep._engines import Engine
+from trainstep._errors import ArgumentError, ForeignTraceError
+from trainstep._signature import Part
+from trainstep._spec import array_text
+
+_STATIC = (bool, str, bytes, type(None), enum.Enum, np.dtype, type, range, type(Ellipsis))
+_NUMBERS = (int, float)
+
+Handler = Callable[[Any, list[Any], list[Any]], None]
+
+
+class Arguments:
+    """Flattens the values of a call for one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._handlers: dict[type, Handler] = {
+            np.ndarray: self._numpy,
+            float: self._float,
+            int: self._int,
+            list: self._list,
+            tuple: self._tuple,
+            dict: self._dict,
+            slice: self._slice,
+            **{kind: self._static for kind in (bool, str, type(None))},
+        }
+        self._canonical: dict[Any, tuple[str, bool]] = {}
+
+    # Every call ---------------------------------------------------------------------------
+
+    def flatten(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+        """The key of the call and its arrays, in order."""
+        key: list[Any] = []
+        leaves: list[Any] = []
+        handlers = self._handlers
+        for value in values:
+            kind = type(value)
+            (handlers.get(kind) or self._learn(value, kind))(value, key, leaves)
+        return tuple(key), leaves
+
+    def _numpy(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        known = self._canonical.get(x.dtype)
+        if known is None:
+            known = self._canonical[x.dtype] = self._canonical_of(x)
+        dtype, cast = known
+        if cast:  # anew each time: Keras's float type may have been set since
+            dtype, _ = self._canonical_of(x)
+            x = x.astype(dtype)
+        key.append(x.shape)
+        key.append(dtype)
+        leaves.append(x)
+
+    def _native(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        known = self._canonical.get(x.dtype)
+        if known is None:
+            known = self._canonical[x.dtype] = (keras.backend.standardize_dtype(x.dtype), False)
+        key.append(self._engine.shape(x))
+        key.append(known[0])
+        leaves.append(x)
+
+    def _float(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        key.append(float)
+        leaves.append(np.asarray(x, self._engine.canonical(keras.config.floatx())))
+
+    def _int(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        dtype = "int32" if -(2**31) <= x < 2**31 else self._engine.canonical("int64")
+        if dtype == "int32" and not -(2**31) <= x < 2**31:
+            raise ValueError("an integer beyond 32 bits, which this engine cannot hold")
+        key.append((int, dtype))
+        leaves.append(np.asarray(x, dtype))
+
+    def _static(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        key.append((type(x), x))
+
+    def _slice(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        key.append((slice, x.start, x.stop, x.step))  # a slice itself has no hash
+
+    def _object(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        key.append((object, identity(x)))
+
+    def _array_like(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        self._numpy(np.asarray(x), key, leaves)
+
+    def _many(self, kind: Any, items: Any, key: list[Any], leaves: list[Any]) -> None:
+        key.append(kind)
+        handlers = self._handlers
+        for item in items:
+            (handlers.get(type(item)) or self._learn(item, type(item)))(item, key, leaves)
+
+    def _list(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        if is_number_list(x):
+            self._numpy(np.asarray(x), key, leaves)
+        else:
+            self._many((list, len(x)), x, key, leaves)
+
+    def _tuple(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        self._many((type(x), len(x)), x, key, leaves)
+
+    def _dict(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        self._many((type(x), tuple(x)), x.values(), key, leaves)
+
+    def _dataclass(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
+        self._many(type(x), [getattr(x, f.name) for f in dataclasses.fields(x)], key, leaves)
+
+    def _learn(self, x: Any, kind: type) -> Handler:
+        """Decides how a type enters, once."""
+        handler = self._handler_for(x)
+        self._handlers[kind] = handler
+        return handler
+
+    def _handler_for(self, x: Any) -> Handler:
+        if isinstance(x, self._engine.array_types):
+            return self._native
+        if self._engine.is_tensor(x) and not isinstance(x, (np.ndarray, np.generic)):
+            raise ForeignTraceError("a function", self._engine.name)  # a tracer of another trace
+        if isinstance(x, keras.KerasTensor):
+            raise TypeError("a symbolic KerasTensor, which has no values")
+        if isinstance(x, keras.Variable):
+            return self._object
+        for family, handler in (
+            (_STATIC, self._static),
+            ((np.ndarray, np.generic), self._array_like),
+            (tuple, self._tuple),
+            (list, self._list),
+            (dict, self._dict),
+        ):
+            if isinstance(x, family):  # type: ignore[arg-type]
+                return handler
+        if dataclasses.is_dataclass(x):
+            return self._dataclass
+        if isinstance(x, _NUMBERS):
+            return self._float if isinstance(x, float) else self._int
+        return self._array_like if hasattr(x, "__array__") else self._object
+
+    def _canonical_of(self, x: Any) -> tuple[str, bool]:
+        """The dtype that the engine sees, and whether the array has to be cast to it.
+
+        A float64 array becomes Keras's float type, as `fit` makes it, so that callers with
+        NumPy's default dtype share the program of the others.
+        """
+        name = x.dtype.name
+        if x.dtype.kind not in "biufc" and name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            raise TypeError(f"an array of dtype {name}, which no engine can compute with")
+        dtype = self._engine.canonical(keras.config.floatx() if name == "float64" else name)
+        return dtype, dtype != name or not x.dtype.isnative
+
+    # A missing program only ---------------------------------------------------------------
+
+    def parts(self, function: str, names: Sequence[str], values: Sequence[Any]) -> Iterator[Part]:
+        """The named parts of the call, for the signature."""
+        for name, value in zip(names, values, strict=True):
+            yield from self._parts(function, name, value)
+
+    def _parts(self, function: str, name: str, value: Any) -> Iterator[Part]:
+        key: list[Any] = []
+        leaves: list[Any] = []
+        children = structure(value)
+        if children is not None:
+            kind = type(value).__name__
+            text = f"{kind} of {len(children)}"
+            yield Part(f"{name} (structure)", text, "structure", (kind, tuple(n for n, _ in children)))
+            for suffix, child in children:
+                yield from self._parts(function, f"{name}{suffix}", child)
+            return
+        try:
+            (self._handlers.get(type(value)) or self._learn(value, type(value)))(value, key, leaves)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                function, name, "an array, a number, a static value or an object", str(error),
+                "convert it before the call",
+            ) from error
+        if isinstance(key[0], tuple) and key[0][:1] == (object,):
+            yield Part(name, object_text(value), "object", key[0])
+        elif not leaves:
+            yield Part(name, repr(value), "static", key[0])
+        elif key[0] is float or (isinstance(key[0], tuple) and key[0][:1] == (int,)):
+            yield Part(name, type(value).__name__, "number", key[0])
+        else:
+            yield Part(name, array_text(key[0], key[1]), "array", tuple(key))
+
+    def is_object(self, value: Any) -> bool:
+        """Whether a leaf enters by identity."""
+        return self._handlers.get(type(value)) == self._object
+
+    def rebuild(self, values: Sequence[Any], tensors: Iterator[Any]) -> list[Any]:
+        """The values of the call with each array replaced by the next tensor."""
+        return [self._rebuild(value, tensors) for value in values]
+
+    def _rebuild(self, value: Any, tensors: Iterator[Any]) -> Any:
+        children = structure(value)
+        if children is not None:
+            return like(value, [self._rebuild(child, tensors) for _, child in children])
+        leaves: list[Any] = []
+        self._handlers[type(value)](value, [], leaves)
+        return next(tensors) if leaves else value
+
+
+def is_number_list(x: list[Any]) -> bool:
+    """Whether a list is a (nested) list of numbers, which NumPy would make an array of."""
+    first: Any = x
+    while type(first) is list and first:
+        first = first[0]
+    return type(first) in (int, float, bool) or isinstance(first, np.generic)
+
+
+def identity(x: Any) -> Any:
+    """What stands for an object in a key. A bound method is a new object at each access."""
+    if isinstance(x, types.MethodType):
+        return (id(x.__self__), id(x.__func__))
+    return id(x)
+
+
+def structure(value: Any) -> list[tuple[str, Any]] | None:
+    """The named children of a nested value; None for a leaf."""
+    if isinstance(value, list) and not is_number_list(value):
+        return [(f"[{i}]", item) for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        return [(f".{names[i]}" if names else f"[{i}]", item) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", item) for key, item in value.items()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    return None
+
+
+def like(value: Any, children: list[Any]) -> Any:
+    """A structure of the same kind with other children."""
+    if isinstance(value, tuple):
+        return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
+    if isinstance(value, list):
+        return children
+    if isinstance(value, dict):
+        filled = type(value)() if type(value) is not dict else {}
+        filled.update(zip(value, children, strict=True))
+        return filled
+    copy = object.__new__(type(value))
+    for f, child in zip(dataclasses.fields(value), children, strict=True):
+        object.__setattr__(copy, f.name, child)
+    return copy
+
+
+def object_text(x: Any) -> str:
+    """`Sequential 'a'`, or the name of a function."""
+    if isinstance(x, types.MethodType):
+        return f"method {x.__qualname__} of {object_text(x.__self__)}"
+    name = getattr(x, "name", None) or getattr(x, "__qualname__", None)
+    kind = type(x).__name__
+    return f"{kind} {name!r}" if isinstance(name, str) else kind

@@ -1,0 +1,70 @@
+"""Locks: one for each set of variables that some program touches together.
+
+A step that reads and writes a model must see the state of one completed step. Programs that
+share a variable share a `Domain`, whose lock is held while a program reads the variables, is
+dispatched, and writes back; programs of unrelated models never wait for each other. Domains
+merge when a new program spans two of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+
+class Domain:
+    """A lock that may have been merged into another."""
+
+    __slots__ = ("__weakref__", "lock", "parent")
+
+    def __init__(self) -> None:
+        # Reentrant: a signal handler or a finalizer may run a step in the middle of ours.
+        self.lock = threading.RLock()
+        self.parent: Domain | None = None
+
+    def root(self) -> Domain:
+        """The domain that this one has become part of."""
+        domain = self
+        while domain.parent is not None:
+            domain = domain.parent
+        return domain
+
+
+_domains: dict[int, tuple[weakref.ref[Any], Domain]] = {}
+_merging = threading.RLock()
+
+
+def domain_of(variables: Iterable[Any]) -> Domain:
+    """The domain of all these variables together, merging what was apart."""
+    variables = list(variables)
+    with _merging:
+        known = {d.root() for v in variables if (d := _lookup(v)) is not None}
+        roots = sorted(known, key=id)
+        target = roots[0] if roots else Domain()
+        for root in roots:
+            root.lock.acquire()  # no program of either side is running when they become one
+        for root in roots[1:]:
+            root.parent = target
+        for root in roots:
+            root.lock.release()
+        for variable in variables:
+            _remember(variable, target)
+    return target
+
+
+def _lookup(variable: Any) -> Domain | None:
+    entry = _domains.get(id(variable))
+    return entry[1] if entry is not None and entry[0]() is variable else None
+
+
+def _remember(variable: Any, domain: Domain) -> None:
+    key = id(variable)
+
+    def forget(ref: weakref.ref[Any]) -> None:
+        entry = _domains.get(key)
+        if entry is not None and entry[0] is ref:
+            del _domains[key]
+
+    _domains[key] = (weakref.ref(variable, forget), domain)

@@ -1,0 +1,27 @@
+"""The engines: the only code that imports JAX, TensorFlow or torch."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+import keras
+
+from trainstep._engines._base import Engine as Engine
+from trainstep._engines._base import Executable as Executable
+from trainstep._engines._base import Options as Options
+from trainstep._engines._base import Traced as Traced
+
+
+@functools.cache
+def current() -> Engine:
+    """The engine of the backend that Keras runs on. Keras fixes its backend at import."""
+    name = keras.backend.backend()
+    if name not in ("jax", "tensorflow", "torch"):
+        raise ImportError(
+            f"trainstep runs on the Keras backends jax, tensorflow and torch, and this is {name!r}; "
+            "set KERAS_BACKEND before Keras is imported"
+        )
+    module = importlib.import_module(f"trainstep._engines._{name}")
+    engine: Engine = module.make()
+    return engine

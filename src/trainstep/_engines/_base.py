@@ -1,0 +1,92 @@
+"""What an engine must do. Everything else is written once, above this line.
+
+An engine turns a stateful step into a program in two moves. `trace` runs the user's Python once,
+inside a `Recorder`, and finds the variables it touches. `Traced.build` compiles what was recorded
+into an `Executable`: given the arrays of a call, it reads the variables, computes, writes the new
+values back all at once, and returns the outputs. If anything fails before that, no variable has
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainstep._state import Recorder
+
+Tensor = Any
+Variable = Any
+Step = Callable[[Sequence[Tensor]], list[Tensor]]
+Loss = Callable[[Sequence[Tensor]], tuple[Tensor, Any]]
+# Which variables to differentiate by: these, what the function says after the value was computed,
+# or (None) every trainable one that was read.
+Wanted = Sequence[Variable] | Callable[[], Sequence[Variable]] | None
+Executable = Callable[[list[Any]], Sequence[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user may ask of the compiler."""
+
+    donate: bool = True
+    optimize: str = "auto"  # auto, trace, full
+
+
+@dataclass(slots=True)
+class Traced:
+    """A recorded step: the variables that it reads and writes, and the way to compile it."""
+
+    reads: list[Variable]
+    writes: list[Variable]
+    build: Callable[[], Executable]
+
+
+class Engine(Protocol):
+    """A backend."""
+
+    name: str
+    array_types: tuple[type, ...]
+    compiles_at_first_run: bool
+
+    def canonical(self, dtype: str) -> str:
+        """The dtype that the engine gives an array of `dtype`."""
+        ...
+
+    def is_tensor(self, x: Any) -> bool:
+        """Whether `x` is a tensor of the engine, concrete or being traced."""
+        ...
+
+    def inlines(self, function: str) -> bool:
+        """Whether a call now stands inside a graph of the engine's own that can take it in.
+
+        Raises:
+            ForeignTraceError: If it stands inside one that cannot.
+        """
+        ...
+
+    def trace(self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options) -> Traced:
+        """Runs `step` once on stand-ins for `leaves`."""
+        ...
+
+    def asks_for_a_value(self, error: BaseException) -> bool:
+        """Whether `error` means that Python asked for the value of a traced tensor."""
+        ...
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        """The shape of a concrete tensor."""
+        ...
+
+    def differentiate(
+        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
+    ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
+        """The value and aux of `call(leaves)`, its gradients by variables, and those by leaves.
+
+        Updates that `call` makes take effect once, in the scope around. The gradient of what
+        the value does not depend on is zero.
+        """
+        ...
+
+    def tensor(self, x: Any) -> Tensor:
+        """`x` as a tensor that can be differentiated by."""
+        ...

@@ -1,0 +1,276 @@
+"""JAX: a step becomes a jaxpr whose inputs are the variables that it read, compiled ahead of time.
+
+The user's Python runs once. A variable read while tracing is bound as an equation of a primitive
+of ours at the top of the trace; afterwards those equations' results become inputs of the jaxpr.
+So variables need not be known beforehand, and a model that builds itself costs no second trace.
+
+    step --make_jaxpr--> equations, some of them `variable` --lift--> jaxpr(state, arguments)
+         --jit, lower, compile--> executable, written state donated
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat, starmap
+from operator import attrgetter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+
+from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Variable, Wanted
+from trainstep._errors import ForeignTraceError, StateError
+from trainstep._outputs import take_out
+from trainstep._state import Branch, Recorder, Recording, current_scope
+
+_variable_p = jex.Primitive("variable")
+_variable_p.def_abstract_eval(lambda *, index, aval: aval)
+
+_value_of = attrgetter("_value")
+_refcount = sys.getrefcount
+_consume = deque(maxlen=0).extend
+
+
+class JaxEngine:
+    """The engine for Keras on JAX."""
+
+    name = "jax"
+    compiles_at_first_run = False
+
+    def __init__(self) -> None:
+        with jax.ensure_compile_time_eval():
+            self._eager = jex.find_top_trace(None)
+            self.array_types: tuple[type, ...] = (type(jnp.zeros(())),)
+
+    def canonical(self, dtype: str) -> str:
+        if dtype == "bfloat16":
+            return dtype
+        return str(jax.dtypes.canonicalize_dtype(dtype))
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return x.shape  # type: ignore[no-any-return]
+
+    def is_tensor(self, x: Any) -> bool:
+        return _is_tensor(x)
+
+    def tensor(self, x: Any) -> Tensor:
+        return jnp.asarray(x)
+
+    def inlines(self, function: str) -> bool:
+        if jex.find_top_trace(None) is not self._eager:
+            raise ForeignTraceError(function, "jax.jit")
+        return False
+
+    def asks_for_a_value(self, error: BaseException) -> bool:
+        return isinstance(error, (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError))
+
+    def trace(self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options) -> Traced:
+        with recorder:
+            closed = _record(recorder, step, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves])
+        # Variables that the step created have their values now.
+        reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
+        return Traced(reads, writes, lambda: _build(closed, reads, writes, options))
+
+    def differentiate(
+        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
+    ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
+        if variables is None or callable(variables):
+            found, call = _replayable(call, leaves)
+            variables = [v for v in found if v.trainable] if variables is None else list(variables())
+        wanted = list(variables)
+        parts: dict[str, Any] = {}
+
+        def pure(values: list[Tensor], tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            branch = parts["branch"] = Branch(lambda variable, value: value)
+            branch.held = {id(v): v for v in wanted}
+            branch.state_mapping = {id(v): value for v, value in zip(wanted, values, strict=True)}
+            with branch:
+                value, aux = call(tensors)
+            aux_tensors, parts["aux"] = take_out(aux, self.is_tensor, ())
+            parts["count"] = len(aux_tensors)
+            return value, [*aux_tensors, *branch.new_values()]
+
+        outer = Branch(lambda variable, value: value)
+        values = [outer.outer_value(v) for v in wanted]
+        (value, extra), (by_variable, by_leaf) = jax.value_and_grad(pure, argnums=(0, 1), has_aux=True)(
+            values, list(leaves)
+        )
+        parts["branch"].give_back(extra[parts["count"] :])
+        return value, parts["aux"](extra), by_variable, by_leaf
+
+
+def make() -> JaxEngine:
+    """The engine."""
+    return JaxEngine()
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray, np.generic))
+
+
+# Recording ------------------------------------------------------------------------------------
+
+
+def _record(scope: Recording, step: Step, leaves: Sequence[Any]) -> Any:
+    """Traces `step` in a scope; returns a closed jaxpr whose first inputs are the scope's reads.
+
+    Its outputs are the new values of the scope's writes, then those of the step.
+    """
+
+    def pure(*tensors: Tensor) -> list[Tensor]:
+        trace = jex.find_top_trace(None)
+
+        def lift(variable: Variable) -> Tensor:
+            # At the top of this trace, wherever the read is: a loop body or a gradient closes over it.
+            with jex.set_current_trace(trace):
+                return _variable_p.bind(index=len(scope.reads) - 1, aval=_aval(variable))
+
+        def store(variable: Variable, value: Tensor) -> Tensor:
+            if isinstance(value, jax.core.Tracer) and value._trace is not trace:
+                raise StateError(variable.path)  # of a loop body or a branch, where it would stay
+            return value
+
+        scope.lift, scope.store = lift, store
+        outputs = step(tensors)
+        return [*scope.new_values(), *outputs]
+
+    closed = jax.make_jaxpr(pure)(*leaves)
+    jaxpr = closed.jaxpr
+    lifted = {e.params["index"]: e.outvars[0] for e in jaxpr.eqns if e.primitive is _variable_p}
+    jaxpr = jaxpr.replace(
+        invars=[*(lifted[index] for index in range(len(scope.reads))), *jaxpr.invars],
+        eqns=[e for e in jaxpr.eqns if e.primitive is not _variable_p],
+        debug_info=None,  # it counts the arguments, of which there are more now
+    )
+    return jex.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def _aval(variable: Variable) -> Any:
+    value = variable._value
+    dtype = jax.dtypes.canonicalize_dtype(variable._dtype) if value is None else value.dtype
+    return jax.core.ShapedArray(tuple(variable.shape), dtype)
+
+
+def _replayable(call: Loss, leaves: Sequence[Tensor]) -> tuple[list[Variable], Loss]:
+    """The variables that `call` reads, and an equivalent of it that runs no Python again."""
+    scope = Recording()
+    aux_of: list[Any] = []
+
+    def step(tensors: Sequence[Tensor]) -> list[Tensor]:
+        value, aux = call(tensors)
+        aux_tensors, build = take_out(aux, _is_tensor, ())
+        aux_of.append(build)
+        return [value, *aux_tensors]
+
+    with scope:
+        run = jex.jaxpr_as_fun(_record(scope, step, leaves))
+    reads, writes = list(scope.reads.values()), list(scope.writes.values())
+
+    def replay(tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        here = current_scope()
+        results = iter(run(*map(here.get_current_value, reads), *tensors))
+        for variable, value in zip(writes, results, strict=False):
+            here.add_update((variable, value))
+        return next(results), aux_of[-1](list(results))
+
+    return reads, replay
+
+
+# Compiling and running ------------------------------------------------------------------------
+
+
+def _build(closed: Any, reads: list[Variable], writes: list[Variable], options: Options) -> Executable:
+    """Compiles a recorded step.
+
+    Inputs are ordered as: state that is read and written, state that is only read, arguments.
+    """
+    jaxpr = closed.jaxpr
+    written = {id(v) for v in writes}
+    inputs = dict(zip(map(id, reads), jaxpr.invars, strict=False))
+    changed = [v for v in reads if id(v) in written]
+    fixed = [v for v in reads if id(v) not in written]
+    state = [inputs[id(v)] for v in (*changed, *fixed)]
+    jaxpr = jaxpr.replace(invars=[*state, *jaxpr.invars[len(reads) :]])
+    fun = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, closed.consts))
+    # A callback may raise after it was dispatched. Such a step gives its memory up only when it is over.
+    fallible = _has_callback(jaxpr)
+    donated = range(len(changed)) if options.donate and not fallible else ()
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
+    compiled = jax.jit(fun, donate_argnums=tuple(donated)).lower(*shapes).compile()
+    if fallible:
+        return _careful(compiled, [*changed, *fixed], writes)
+    return _lean(_direct_call(compiled), changed, fixed, writes, bool(donated))
+
+
+def _has_callback(jaxpr: Any) -> bool:
+    return any(
+        "callback" in e.primitive.name or any(map(_has_callback, jex.jaxprs_in_params(e.params)))
+        for e in jaxpr.eqns
+    )
+
+
+def _direct_call(compiled: Any) -> Callable[..., Any]:
+    """The compiled program's C++ entry, without the Python around it; itself if there is none."""
+    try:
+        return compiled._executable.create_cpp_call(compiled._params) or compiled  # type: ignore[no-any-return]
+    except AttributeError:
+        return compiled  # type: ignore[no-any-return]
+
+
+def _lean(
+    call: Callable[..., Any], changed: list[Variable], fixed: list[Variable], writes: list[Variable], donates: bool
+) -> Executable:
+    def run(leaves: list[Any]) -> list[Tensor]:
+        state = list(map(_value_of, changed))
+        # A buffer with another owner (a snapshot, a second variable, a NumPy view) is not ours to
+        # give away: it is copied, and the owner keeps the old one.
+        if donates and max(map(_refcount, state), default=0) > _ALONE:
+            state = [jnp.array(x, copy=True) if _refcount(x) > _ALONE else x for x in state]
+        operands = (*state, *map(_value_of, fixed), *map(_settled, leaves))
+        results = chain.from_iterable(starmap(call, (operands,)))
+        # One call in C runs the program and stores the new state: Ctrl-C, which Python handles
+        # between its own instructions, falls before or after the whole of it. The iterator
+        # then holds what is left: the outputs.
+        _consume(map(setattr, writes, repeat("_value"), results))
+        return list(results)
+
+    return run
+
+
+def _careful(call: Callable[..., Any], state: list[Variable], writes: list[Variable]) -> Executable:
+    def run(leaves: list[Any]) -> list[Tensor]:
+        results = iter(jax.block_until_ready(call(*map(_value_of, state), *map(_settled, leaves))))
+        _consume(map(setattr, writes, repeat("_value"), results))
+        return list(results)
+
+    return run
+
+
+def _settled(leaf: Any) -> Any:
+    """A leaf that its owner may overwrite after the call.
+
+    JAX reads aligned NumPy memory in place, later, while the caller may be filling the next
+    batch into it.
+    """
+    if type(leaf) is np.ndarray and not leaf.__array_interface__["data"][0] & 63:
+        return leaf.copy()
+    return leaf
+
+
+def _count_when_alone() -> int:
+    """The reference count of a buffer that only its variable holds, as `run` sees it."""
+
+    class Holder:
+        _value = None
+
+    holder = Holder()
+    holder._value = object()  # type: ignore[assignment]
+    state = list(map(_value_of, [holder]))
+    return max(map(_refcount, state))
+
+
+_ALONE = _count_when_alone()

@@ -1,0 +1,184 @@
+"""TensorFlow: a step becomes one graph that reads the variables first and assigns them last.
+
+While tracing, a Keras variable's value is a plain tensor, so the step is pure. The assignments
+wait for everything else in the graph: if any operation fails, no variable has changed.
+
+TensorFlow's Keras optimizers call `assign_sub` and the like on what `variable.value` returns, as
+it is a `tf.Variable` otherwise; the stand-in tensors carry those methods and send them to the scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Variable, Wanted
+from trainstep._errors import StateError
+from trainstep._state import Branch, Recorder, initialize_pending
+
+
+class TensorFlowEngine:
+    """The engine for Keras on TensorFlow."""
+
+    name = "tensorflow"
+    compiles_at_first_run = True
+
+    def __init__(self) -> None:
+        with tf.init_scope():
+            self.array_types: tuple[type, ...] = (type(tf.zeros(())),)
+
+    def canonical(self, dtype: str) -> str:
+        return dtype
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return x._shape_tuple()  # type: ignore[no-any-return]
+
+    def is_tensor(self, x: Any) -> bool:
+        return isinstance(x, (tf.Tensor, tf.IndexedSlices, np.ndarray, np.generic))
+
+    def tensor(self, x: Any) -> Tensor:
+        return tf.convert_to_tensor(x)
+
+    def inlines(self, function: str) -> bool:
+        return not tf.executing_eagerly()
+
+    def asks_for_a_value(self, error: BaseException) -> bool:
+        return isinstance(error, tf.errors.OperatorNotAllowedInGraphError) or (
+            isinstance(error, (TypeError, NotImplementedError, AttributeError))
+            and any(word in str(error) for word in ("ymbolic", "eager execution"))
+        )
+
+    def trace(self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options) -> Traced:
+        writes: list[Variable] = []
+
+        def body(*tensors: Tensor) -> list[Tensor]:
+            graph = tf.compat.v1.get_default_graph()
+            _prepare(recorder, graph)
+            outputs = [tf.convert_to_tensor(x) for x in step(tensors)]
+            new = recorder.new_values()
+            effects = [op for op in graph.get_operations() if op.op_def.is_stateful and op.type != "ReadVariableOp"]
+            with tf.control_dependencies([*new, *outputs, *effects]):
+                settled = tf.no_op("settled")
+            with tf.control_dependencies([settled]):
+                for variable, value in zip(recorder.writes.values(), new, strict=True):
+                    variable._value.assign(value, read_value=False)
+            writes.extend(recorder.writes.values())
+            return outputs
+
+        specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
+        compiled = tf.function(body, autograph=False, jit_compile=options.optimize == "full" or None)
+        with recorder:
+            concrete = compiled.get_concrete_function(*specs)
+        return Traced(list(recorder.reads.values()), writes, partial(_executable, concrete))
+
+    def differentiate(
+        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
+    ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
+        sources: dict[int, Tensor] = {}
+        every = callable(variables)
+        named = None if variables is None or every else {id(v) for v in variables}  # type: ignore[union-attr]
+
+        def lift(variable: Variable, value: Tensor) -> Tensor:
+            wanted = variable.trainable if named is None else id(variable) in named
+            if not (wanted or every) or not value.dtype.is_floating:
+                return value
+            source = sources[id(variable)] = tf.identity(value)
+            tape.watch(source)
+            return source
+
+        leaves = [tf.identity(leaf) for leaf in leaves]
+        branch = Branch(lift)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(leaves)
+            with branch:
+                value, aux = call(leaves)
+        branch.give_back(branch.new_values())
+        if variables is None:
+            variables = [branch.held[key] for key in sources]
+        elif callable(variables):
+            variables = variables()
+        found = [sources.get(id(v)) for v in variables]
+        known = [source for source in found if source is not None]
+        by_source = iter(tape.gradient(value, [*known, *leaves], unconnected_gradients="zero"))
+        by_variable = [
+            tf.zeros_like(branch.outer_value(v)) if source is None else tf.convert_to_tensor(next(by_source))
+            for v, source in zip(variables, found, strict=True)
+        ]
+        return value, aux, by_variable, [tf.convert_to_tensor(g) for g in by_source]
+
+
+def make() -> TensorFlowEngine:
+    """The engine."""
+    return TensorFlowEngine()
+
+
+def _prepare(recorder: Recorder, graph: Any) -> None:
+    """Tells a recorder how variables are read and written in this graph."""
+
+    def lift(variable: Variable) -> Tensor:
+        if variable._value is None:
+            with tf.init_scope(), tf.variable_creator_scope(_plain_variable):
+                initialize_pending()
+        # In the graph of the step, wherever the read is: a branch or a loop body captures it.
+        with graph.as_default(), tf.control_dependencies(None):
+            return stand_in(variable, variable._value.read_value())
+
+    def store(variable: Variable, value: Tensor) -> Tensor:
+        if getattr(value, "graph", graph) is not graph:
+            raise StateError(variable.path)
+        return stand_in(variable, value)
+
+    def stand_in(variable: Variable, value: Tensor) -> Tensor:
+        return _StandIn.of(tf.identity(value), variable, recorder)
+
+    recorder.lift, recorder.store, recorder.note_read = lift, store, pywrap_tfe.TFE_Py_TapeVariableAccessed
+
+
+def _plain_variable(next_creator: Any, **kwargs: Any) -> Any:
+    """Makes a variable outside the graph that is being traced.
+
+    The creator that `tf.function` installs would note it as the function's own and trace again.
+    """
+    kwargs.pop("experimental_enable_variable_lifting", None)
+    return ResourceVariable(**kwargs)
+
+
+class _StandIn:
+    """The methods of a `tf.Variable` that Keras's optimizers call, for a tensor."""
+
+    @staticmethod
+    def of(tensor: Tensor, variable: Variable, recorder: Recorder) -> Tensor:
+        """Gives the tensor those methods."""
+
+        def write(value: Tensor) -> None:
+            recorder.add_update((variable, tf.cast(value, tensor.dtype)))
+
+        def scatter(operation: Any, slices: tf.IndexedSlices) -> None:
+            write(operation(tensor, slices.indices[:, None], tf.cast(slices.values, tensor.dtype)))
+
+        tensor.assign = lambda value, **_: write(value)
+        tensor.assign_add = lambda value, **_: write(tensor + tf.cast(value, tensor.dtype))
+        tensor.assign_sub = lambda value, **_: write(tensor - tf.cast(value, tensor.dtype))
+        tensor.scatter_update = partial(scatter, tf.tensor_scatter_nd_update)
+        tensor.scatter_add = partial(scatter, tf.tensor_scatter_nd_add)
+        tensor.scatter_sub = partial(scatter, tf.tensor_scatter_nd_sub)
+        tensor._unique_id = variable._value._unique_id
+        # A plain `tf.GradientTape` in a step watches what it sees read, and looks for a handle.
+        tensor.handle = tensor
+        tensor.trainable = variable.trainable
+        return tensor
+
+
+def _executable(concrete: Any) -> Executable:
+    eager = type(tf.zeros(()))
+
+    def run(leaves: list[Any]) -> Sequence[Tensor]:
+        return concrete(*[x if type(x) is eager else tf.constant(x) for x in leaves])  # type: ignore[no-any-return]
+
+    return run

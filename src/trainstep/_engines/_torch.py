@@ -1,0 +1,200 @@
+"""PyTorch: a step becomes a graph of tensor operations, replayed or compiled by inductor.
+
+The user's Python runs once, under `make_fx`, on clones: forward, backward and optimizer alike
+are recorded as plain operations. A variable read while tracing becomes an input of the graph.
+Keras's torch optimizers update in place; such inputs are cloned first, so the graph is pure, and
+new values are swapped into the parameters at the end, all at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+    track_tensor_tree,
+)
+
+from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Variable, Wanted
+from trainstep._engines._torch_graph import keep_outputs, make_pure
+from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
+from trainstep._state import Branch, Recorder
+
+_value_of = attrgetter("_value")
+_consume = deque(maxlen=0).extend
+# Types that NumPy has and torch, or Keras on torch, has not.
+_WIDENED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
+
+
+class TorchEngine:
+    """The engine for Keras on torch."""
+
+    name = "torch"
+    compiles_at_first_run = False
+    array_types: tuple[type, ...] = (torch.Tensor,)
+
+    def __init__(self) -> None:
+        self._depth = threading.local()
+
+    def canonical(self, dtype: str) -> str:
+        return _WIDENED.get(dtype, dtype)
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return x.shape  # type: ignore[no-any-return]
+
+    def is_tensor(self, x: Any) -> bool:
+        return isinstance(x, (torch.Tensor, np.ndarray, np.generic))
+
+    def tensor(self, x: Any) -> Tensor:
+        return x if isinstance(x, torch.Tensor) else _from_numpy(np.asarray(x))
+
+    def inlines(self, function: str) -> bool:
+        return False
+
+    def asks_for_a_value(self, error: BaseException) -> bool:
+        return isinstance(error, TensorValueNeeded)
+
+    def trace(self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options) -> Traced:
+        lifted: dict[int, Tensor] = {}
+        inputs: list[Any] = []
+
+        def lift(variable: Variable) -> Tensor:
+            value = lifted[id(variable)] = _input(variable, inputs)
+            return value
+
+        def pure(*tensors: Tensor) -> list[Tensor]:
+            outputs = [self.tensor(x) for x in step(tensors)]
+            given = {id(x) for x in (*tensors, *lifted.values())}
+            outputs = [x.clone() if id(x) in given else x for x in outputs]
+            return [*lifted.values(), *recorder.new_values(), *outputs]
+
+        def store(variable: Variable, value: Tensor) -> Tensor:
+            # A copy: the value may be another variable's too, and be updated in place there.
+            return value.detach().clone()
+
+        recorder.lift, recorder.store = lift, store
+        tensors = [x.detach().clone() if isinstance(x, torch.Tensor) else _from_numpy(x) for x in leaves]
+        with recorder, TraceGuard() as guard:
+            module = make_fx(guard.watching(pure))(*tensors)
+        reads = list(recorder.reads.values())
+        assigned = list(recorder.writes.values())
+        mutated = [v for v, hit in zip(reads, make_pure(module.graph, len(reads)), strict=True) if hit]
+        mutated = [v for v in mutated if id(v) not in recorder.writes]
+        keep_outputs(module.graph, [id(v) in {id(m) for m in mutated} for v in reads])
+        module.recompile()
+        writes = [*mutated, *assigned]
+        return Traced(reads, writes, lambda: _build(module, reads, writes, tensors, options))
+
+    def differentiate(
+        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
+    ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
+        sources: dict[int, Tensor] = {}
+        every = callable(variables)
+        named = None if variables is None or every else {id(v) for v in variables}  # type: ignore[union-attr]
+        depth = getattr(self._depth, "value", 0)
+
+        def source_of(value: Tensor) -> Tensor:
+            # A view where an outer differentiation has to see through, a new leaf elsewhere.
+            return value.view_as(value) if value.requires_grad and depth else value.detach().requires_grad_()
+
+        def lift(variable: Variable, value: Tensor) -> Tensor:
+            wanted = variable.trainable if named is None else id(variable) in named
+            if not (wanted or every) or not value.is_floating_point():
+                return value
+            source = sources[id(variable)] = source_of(value)
+            return source
+
+        branch = Branch(lift)
+        self._depth.value = depth + 1
+        try:
+            with torch.enable_grad():
+                leaves = [source_of(leaf) for leaf in leaves]
+                with branch:
+                    value, aux = call(leaves)
+                if variables is None:
+                    variables = [branch.held[key] for key in sources]
+                elif callable(variables):
+                    variables = variables()
+                found = [sources.get(id(v)) for v in variables]
+                wrt = [*(source for source in found if source is not None), *leaves]
+                gradients = iter(_gradients(value, wrt, create_graph=depth > 0))
+        finally:
+            self._depth.value = depth
+        branch.give_back([new if depth else new.detach() for new in branch.new_values()])
+        by_variable = [
+            torch.zeros_like(branch.outer_value(v)) if source is None else next(gradients)
+            for v, source in zip(variables, found, strict=True)
+        ]
+        return (value if depth else value.detach()), aux, by_variable, list(gradients)
+
+
+def make() -> TorchEngine:
+    """The engine."""
+    return TorchEngine()
+
+
+def _gradients(value: Tensor, wrt: list[Tensor], create_graph: bool) -> list[Tensor]:
+    """Gradients by tensors; zeros where the value does not depend on one."""
+    if not wrt or not value.requires_grad:
+        return [torch.zeros_like(x) for x in wrt]
+    found = torch.autograd.grad(value, wrt, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(wrt, found, strict=True)]
+
+
+def _from_numpy(x: Any) -> Tensor:
+    return torch.from_numpy(x if x.flags.writeable and x.flags.c_contiguous else np.array(x))
+
+
+def _input(variable: Variable, inputs: list[Any]) -> Tensor:
+    """A clone of the variable's value, as an input of the graph that is being traced."""
+    mode = get_proxy_mode()
+    assert mode is not None
+    graph = mode.tracer.graph
+    with disable_proxy_modes_tracing(), torch.no_grad():
+        if variable._value is None:  # created in this trace; its value comes when that is over
+            dtype = getattr(torch, _WIDENED.get(variable._dtype, variable._dtype))
+            value = torch.zeros(tuple(variable.shape), dtype=dtype)
+        else:
+            value = variable._value.detach().clone()
+    after = inputs[-1].node if inputs else None
+    with graph.inserting_after(after) if after else graph.inserting_before(next(iter(graph.nodes))):
+        proxy = mode.tracer.create_proxy("placeholder", f"state_{len(inputs)}", (), {})
+    inputs.append(proxy)
+    track_tensor_tree(value, proxy, constant=None, tracer=mode.tracer)
+    if variable.trainable and value.is_floating_point():
+        value.requires_grad_()  # a step may use torch's own autograd, too
+    return value
+
+
+def _build(
+    module: Any, reads: list[Variable], writes: list[Variable], tensors: list[Tensor], options: Options
+) -> Executable:
+    call: Callable[..., Any] = module.forward
+    if options.optimize == "full":
+        state = [v._value.detach() for v in reads]
+        with torch.no_grad():
+            call = torch._inductor.compile(module, [*state, *tensors])
+    count = len(writes)
+
+    def run(leaves: list[Any]) -> Sequence[Tensor]:
+        arrays = [x if type(x) is torch.Tensor else _settled(x) for x in leaves]
+        with torch.no_grad():
+            results = call(*map(_value_of, reads), *arrays)
+            # In C, in one call: Ctrl-C falls before or after the whole of it.
+            _consume(map(setattr, map(_value_of, writes), repeat("data"), results))
+        return results[count:]  # type: ignore[no-any-return]
+
+    return run
+
+
+def _settled(x: Any) -> Tensor:
+    return x.detach() if isinstance(x, torch.Tensor) else _from_numpy(x)

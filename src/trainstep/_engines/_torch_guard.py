@@ -1,0 +1,124 @@
+"""What must not be frozen into a torch graph while it is traced: values and random draws.
+
+Under `make_fx`, tensors have real values, so Python could read one (`if`, `float`) and freeze
+the answer. And Keras draws random numbers with a new `torch.Generator`, seeded with the integer
+value of a `SeedGenerator`'s state. The guard sees both, because both ask a tensor for its value:
+
+    asked by Keras's seeding   answered with a number of the guard's own; an operation that then uses
+                               a generator with that number becomes an operation that takes the
+                               seed as a tensor, and seeds at every run
+    asked by anybody else      TensorValueNeeded
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+_ASKS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default)
+
+
+class TensorValueNeeded(RuntimeError):
+    """Python asked for the value of a traced tensor."""
+
+
+class TraceGuard:
+    """Watches one trace."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self.seeds: dict[int, Any] = {}
+
+    def __enter__(self) -> TraceGuard:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.seeds.clear()
+
+    def watching(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn`, run with the guard on top of what traces it."""
+
+        def watched(*args: Any) -> Any:
+            with _Mode(self):
+                return fn(*args)
+
+        return watched
+
+    def number_for(self, seed: Any) -> int:
+        """A number that stands for a seed."""
+        number = next(self._numbers)
+        self.seeds[number] = seed
+        return number
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, guard: TraceGuard) -> None:
+        super().__init__()
+        self._guard = guard
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _ASKS:
+            if not _keras_is_seeding():
+                raise TensorValueNeeded(str(func))
+            return self._guard.number_for(args[0])
+        generator = kwargs.get("generator") or next((a for a in args if isinstance(a, torch.Generator)), None)
+        if generator is not None:
+            seed = self._guard.seeds.get(generator.initial_seed())
+            if seed is not None:
+                kept = [a for a in args if not isinstance(a, torch.Generator)]
+                kwargs.pop("generator", None)
+                return _seeded(func)(seed, *kept, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _keras_is_seeding() -> bool:
+    frame = sys._getframe(2)
+    for _ in range(12):
+        if frame.f_code.co_name == "torch_seed_generator":
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+_made: dict[Any, Any] = {}
+_library = torch.library.Library("trainstep", "FRAGMENT")
+
+
+def _seeded(func: Any) -> Any:
+    """The operation that does what `func` does with a generator, given the seed as a tensor."""
+    if func not in _made:
+        name = "seeded_" + str(func).replace("aten.", "").replace(".", "_")
+        arguments = [a for a in func._schema.arguments if a.name != "generator"]
+        plain = [_declaration(a) for a in arguments if not a.kwarg_only]
+        keyword = [_declaration(a) for a in arguments if a.kwarg_only]
+        declared = ", ".join(["Tensor seed", *plain, *(["*", *keyword] if keyword else [])])
+        _library.define(f"{name}({declared}) -> Tensor")
+
+        def run(seed: Any, *args: Any, **kwargs: Any) -> Any:
+            generator = torch.Generator(device=seed.device)
+            generator.manual_seed(int(seed) & 0xFFFFFFFF)
+            return func(*args, **kwargs, generator=generator)
+
+        def shape_only(seed: Any, *args: Any, **kwargs: Any) -> Any:
+            return func(*args, **kwargs, generator=None)
+
+        _library.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"trainstep::{name}", shape_only, lib=_library)
+        _made[func] = getattr(torch.ops.trainstep, name).default
+    return _made[func]
+
+
+def _declaration(argument: Any) -> str:
+    kind = str(argument.real_type if hasattr(argument, "real_type") else argument.type)
+    kind = {"List[int]": "SymInt[]", "number": "Scalar"}.get(kind, kind)
+    kind = kind.replace("Optional[int]", "int?").replace("Optional[bool]", "bool?").replace("Optional[Tensor]", "Tensor?")
+    return f"{kind} {argument.name}" + ("=None" if argument.has_default_value() else "")

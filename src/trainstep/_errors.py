@@ -1,0 +1,99 @@
+"""Every exception that trainstep raises, in one tree.
+
+    TrainstepError
+    ├── ArgumentError        an argument that cannot enter a compiled step, or does not fit its Spec
+    ├── RetraceLimitError    one more trace than `max_traces` allows; carries the ledger entry
+    ├── ControlFlowError     Python asked for the value of a tensor while a step was traced
+    ├── ForeignTraceError    a function called inside another compiler's trace
+    ├── GradientError        a differentiation that cannot be made
+    └── StateError           a variable written where its value cannot leave
+
+A message is one line of fact, then what came, what was expected, and the cure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainstep._ledger import TraceEvent
+
+
+class TrainstepError(Exception):
+    """The base of every error that trainstep raises itself."""
+
+
+class ArgumentError(TrainstepError, TypeError):
+    """An argument cannot enter a compiled step, or does not fit the signature."""
+
+    def __init__(self, function: str, argument: str, expected: str, came: str, cure: str) -> None:
+        super().__init__(
+            f"`{function}`: argument `{argument}` does not fit.\n"
+            f"  expected: {expected}\n"
+            f"  came:     {came}\n"
+            f"  to fix:   {cure}"
+        )
+        self.argument = argument
+
+
+class RetraceLimitError(TrainstepError):
+    """A function needed more traces than its `max_traces` allows.
+
+    Attributes:
+        event: The ledger entry that the trace would have had.
+    """
+
+    def __init__(self, limit: int, event: TraceEvent) -> None:
+        since = f"trace {event.nearest}" if event.nearest is not None else "no earlier trace"
+        super().__init__(
+            f"`{event.function}` is limited to max_traces={limit}, and this call needs one more.\n"
+            f"  changed:  {'; '.join(event.changes)}\n"
+            f"  since:    {since}, called at {event.site}\n"
+            f"  to fix:   {event.advice}"
+        )
+        self.event = event
+
+
+class ControlFlowError(TrainstepError):
+    """Python asked for the value of a tensor while a step was traced."""
+
+    def __init__(self, function: str, site: str, line: str) -> None:
+        where = f"{site}: {line}" if line else site
+        super().__init__(
+            f"`{function}` needs the value of a tensor in Python while it is being compiled.\n"
+            f"  where:    {where}\n"
+            "  why:      a compiled step is traced once; its tensors have no values yet, so `if`, "
+            "`while`, `float()`, `int()`, `bool()` and NumPy cannot read them\n"
+            "  to fix:   keras.ops.cond, keras.ops.while_loop, keras.ops.scan or keras.ops.where "
+            "for control flow; return the tensor and read it outside the step"
+        )
+        self.site = site
+
+
+class ForeignTraceError(TrainstepError):
+    """A function of trainstep was called inside another compiler's trace."""
+
+    def __init__(self, function: str, compiler: str) -> None:
+        super().__init__(
+            f"`{function}` was called inside `{compiler}`, which cannot see the variables that it "
+            "reads and writes: their updates would be lost.\n"
+            f"  to fix:   decorate the outer function with `trainstep.function` instead of "
+            f"`{compiler}`; functions called inside it are inlined"
+        )
+
+
+class GradientError(TrainstepError):
+    """A differentiation that cannot be made as asked."""
+
+
+class StateError(TrainstepError):
+    """A variable was written inside a branch or loop body of the engine."""
+
+    def __init__(self, variable: str) -> None:
+        super().__init__(
+            f"variable `{variable}` is written inside a branch or a loop body (keras.ops.cond, "
+            "while_loop, scan, map), which is a program of its own: the new value cannot leave it.\n"
+            "  to fix:   return the new value from the branch and assign it after the "
+            "`keras.ops` call"
+        )
+        self.variable = variable

@@ -1,0 +1,199 @@
+"""Gradients: `value_and_grad`, `grad`, and what one does with gradients.
+
+Differentiates by Keras variables, which are no arguments but are read where the function reads
+them, or by positional arguments. Works inside and outside a `function`, and inside itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from trainstep import _engines
+from trainstep._arguments import like, structure
+from trainstep._engines._base import Tensor, Variable, Wanted
+from trainstep._errors import GradientError
+
+
+def value_and_grad(
+    fn: Callable[..., Any], variables: Wanted = None, *, argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+) -> Callable[..., tuple[Any, Any]]:
+    """Returns a function that computes `fn` and its gradients.
+
+    Updates that `fn` makes (batch-norm statistics, metrics, seeds) take effect exactly once.
+    What the value does not depend on has a gradient of zeros, on every engine.
+
+    Args:
+        fn: A callable that returns a scalar tensor, or `(scalar, aux)`.
+        variables: The variables to differentiate by, in the order the gradients come back; or a
+            function that returns them, called after `fn` has run (for a model that builds itself
+            in `fn`). None: every trainable variable that `fn` reads, in the order it reads them.
+        argnums: The position, or positions, of the arguments to differentiate by, instead of
+            variables. An argument may be a nested structure of arrays.
+        has_aux: Whether `fn` returns `(scalar, aux)`.
+
+    Returns:
+        A callable with the arguments of `fn` that returns `(value, gradients)`, or
+        `((value, aux), gradients)`. Gradients are a list by variables, and by arguments of the
+        argument's own structure, a tuple of them if `argnums` is a sequence.
+
+    Raises:
+        GradientError: If the value is not a scalar, or `variables` is empty.
+
+    Example:
+        >>> import keras, trainstep as ts
+        >>> w = keras.Variable([1.0, 2.0])
+        >>> value, (dw,) = ts.value_and_grad(lambda: keras.ops.sum(w * w), [w])()
+        >>> float(value), [float(g) for g in dw]
+        (5.0, [2.0, 4.0])
+    """
+    if variables is not None and argnums is not None:
+        raise GradientError(
+            "`variables` and `argnums` were both given.\n"
+            "  to fix:   differentiate by one of them; nest two calls for both"
+        )
+    if variables is not None and not callable(variables):
+        variables = _checked(list(variables))
+
+    def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        engine = _engines.current()
+        numbers = [argnums] if isinstance(argnums, int) else list(argnums or ())
+        leaves: list[Tensor] = []
+        for number in numbers:
+            leaves += [engine.tensor(leaf) for leaf in _leaves(_argument(args, number))]
+
+        def loss(tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
+            left = iter(tensors)
+            given = list(args)
+            for number in numbers:
+                given[number] = _filled(given[number], left)
+            return _scalar(fn(*given, **kwargs), has_aux)
+
+        wanted: Wanted = () if numbers else variables
+        value, aux, by_variable, by_leaf = engine.differentiate(loss, wanted, leaves)
+        gradients: Any = by_variable
+        if numbers:
+            left = iter(by_leaf)
+            gradients = tuple(_filled(args[number], left) for number in numbers)
+            gradients = gradients[0] if isinstance(argnums, int) else gradients
+        return ((value, aux) if has_aux else value), gradients
+
+    return call
+
+
+def grad(
+    fn: Callable[..., Any], variables: Wanted = None, *, argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """Like `value_and_grad`, without the value: returns gradients, or `(gradients, aux)`.
+
+    Example:
+        >>> import keras, trainstep as ts
+        >>> float(ts.grad(ts.grad(lambda x: x**3, argnums=0), argnums=0)(2.0))
+        12.0
+    """
+    both = value_and_grad(fn, variables, argnums=argnums, has_aux=has_aux)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = both(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return call
+
+
+def global_norm(gradients: Any) -> Tensor:
+    """The Euclidean norm of all gradients together, in at least float32.
+
+    Example:
+        >>> import numpy as np, trainstep as ts
+        >>> float(ts.global_norm([np.array([3.0], "float32"), np.array([4.0], "float32")]))
+        5.0
+    """
+    squares = [ops.sum(ops.square(_wide(g))) for g in _leaves(gradients)]
+    return ops.sqrt(sum(squares[1:], squares[0])) if squares else ops.zeros(())
+
+
+def clip_by_global_norm(gradients: Any, limit: Any) -> Any:
+    """Scales all gradients by one factor so that their global norm is at most `limit`.
+
+    Args:
+        gradients: A nested structure of gradients.
+        limit: A number or a scalar tensor.
+
+    Returns:
+        The same structure. Gradients within the limit are unchanged.
+
+    Example:
+        >>> import numpy as np, trainstep as ts
+        >>> (clipped,) = ts.clip_by_global_norm([np.array([3.0, 4.0], "float32")], 1.0)
+        >>> [round(float(g), 6) for g in clipped]
+        [0.6, 0.8]
+    """
+    norm = global_norm(gradients)
+    limit = ops.cast(limit, norm.dtype)
+    scale = limit / ops.maximum(norm, limit)
+    clipped = iter([ops.cast(_wide(g) * scale, g.dtype) for g in _leaves(gradients)])
+    return _filled(gradients, clipped)
+
+
+def _wide(x: Tensor) -> Tensor:
+    narrow = keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
+    return ops.cast(x, "float32") if narrow else ops.convert_to_tensor(x)
+
+
+def _checked(variables: list[Variable]) -> list[Variable]:
+    if not variables:
+        raise GradientError(
+            "`variables` is empty: there is nothing to differentiate by.\n"
+            "  why:      a model that is not built yet has no variables before its first call; a "
+            "frozen one has no trainable ones\n"
+            "  to fix:   build the model first, or pass a function: "
+            "`variables=lambda: model.trainable_variables`"
+        )
+    for index, variable in enumerate(variables):
+        if not isinstance(variable, keras.Variable):
+            raise GradientError(
+                f"`variables[{index}]` is a {type(variable).__name__}, not a keras.Variable.\n"
+                "  to fix:   pass variables, or differentiate by an argument with `argnums`"
+            )
+    return variables
+
+
+def _argument(args: tuple[Any, ...], number: int) -> Any:
+    if not -len(args) <= number < len(args):
+        raise GradientError(
+            f"`argnums` names position {number}, and the call has {len(args)} positional arguments.\n"
+            "  to fix:   pass that argument by position"
+        )
+    return args[number]
+
+
+def _scalar(result: Any, has_aux: bool) -> tuple[Tensor, Any]:
+    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
+        raise GradientError(
+            f"has_aux=True needs a function that returns `(scalar, aux)`, and this returned a "
+            f"{type(result).__name__}.\n  to fix:   return both, or leave has_aux out"
+        )
+    value, aux = result if has_aux else (result, None)
+    shape = getattr(value, "shape", None)
+    if shape is None or len(shape):
+        came = f"a {type(value).__name__}" if shape is None else f"shape {tuple(shape)}"
+        raise GradientError(
+            f"the value to differentiate has to be a scalar tensor, and this is {came}.\n"
+            "  to fix:   reduce it with keras.ops.mean or keras.ops.sum"
+        )
+    return value, aux
+
+
+def _leaves(value: Any) -> list[Any]:
+    children = structure(value)
+    return [value] if children is None else [leaf for _, child in children for leaf in _leaves(child)]
+
+
+def _filled(value: Any, leaves: Any) -> Any:
+    children = structure(value)
+    return next(leaves) if children is None else like(value, [_filled(child, leaves) for _, child in children])

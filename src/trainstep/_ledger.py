@@ -1,0 +1,185 @@
+"""The ledger: what was traced, when, from where, and why.
+
+One `TraceEvent` per trace and one `Ledger` per function. `ledger()` is the view over all
+functions of the process; it holds them weakly, so a dropped function leaves it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+from trainstep._signature import Change, Signature
+
+log = logging.getLogger("trainstep")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """One trace of one function.
+
+    Attributes:
+        index: 1 for the function's first trace.
+        function: The function's name.
+        signature: What the program was compiled for.
+        changes: What differs from the nearest earlier signature, part by part.
+        nearest: The index of that earlier trace; None for the first.
+        site: The user's file and line that called.
+        trace_seconds: Time spent running the user's Python and recording it.
+        compile_seconds: Time spent in the engine's compiler.
+        reads: Paths of the variables that the program reads.
+        writes: Paths of the variables that it writes.
+        advice: One line on what to do about it.
+    """
+
+    index: int
+    function: str
+    signature: str
+    changes: tuple[str, ...]
+    nearest: int | None
+    site: str
+    trace_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    advice: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why it was traced, in one line."""
+        return "; ".join(self.changes) or "first trace"
+
+    def __str__(self) -> str:
+        return f"{self.function} #{self.index} at {self.site}: {self.reason}"
+
+
+_ADVICE = {
+    "array": (
+        "every new shape or dtype is a program of its own: keep batch sizes equal (drop or pad the "
+        "last batch) and convert to one dtype before the call"
+    ),
+    "number": "pass a number of one type: an int and a float are different programs",
+    "static": "a bool, string, None or enum is part of the program: one trace per value is expected",
+    "object": (
+        "an object is part of the program: pass the same one, or expect one trace for each; "
+        "create models, optimizers and functions outside the loop"
+    ),
+    "structure": "pass the arguments in one structure: an optional one that comes and goes costs a program",
+    "flag": "freezing is part of the program: one trace per pattern; setting it back reuses the first",
+}
+
+
+def advice(changes: Sequence[Change]) -> str:
+    """One line on what to do about the changes; the first kind found in order of cost."""
+    kinds = {change.kind for change in changes}
+    for kind in ("object", "structure", "array", "number", "static", "flag"):
+        if kind in kinds:
+            return _ADVICE[kind]
+    return "nothing: the first trace is needed"
+
+
+class Ledger(Sequence[TraceEvent]):
+    """The traces of one function, oldest first. Printing it gives a table."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._events: list[TraceEvent] = []
+        self._signatures: list[Signature] = []
+        with _registry_lock:
+            _registry.append(weakref.ref(self, _registry.remove))
+
+    @overload
+    def __getitem__(self, index: int) -> TraceEvent: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TraceEvent]: ...
+    def __getitem__(self, index: int | slice) -> TraceEvent | Sequence[TraceEvent]:
+        return self._events[index]
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @property
+    def signatures(self) -> Sequence[Signature]:
+        """The signature of each event."""
+        return self._signatures
+
+    def record(self, event: TraceEvent, signature: Signature) -> None:
+        """Adds an event and logs one line."""
+        self._events.append(event)
+        self._signatures.append(signature)
+        log.info(
+            "%s (traced in %.2f s, compiled in %.2f s)", event, event.trace_seconds, event.compile_seconds
+        )
+
+    def add_compile_seconds(self, index: int, seconds: float) -> None:
+        """Some engines compile at the first run; this puts that time where it belongs."""
+        event = self._events[index - 1]
+        self._events[index - 1] = replace(event, compile_seconds=event.compile_seconds + seconds)
+
+    def __str__(self) -> str:
+        return _table(self.name, self._events)
+
+    def __repr__(self) -> str:
+        return f"<Ledger of {self.name}: {len(self)} traces>"
+
+
+class AllLedgers(Sequence[TraceEvent]):
+    """The traces of all functions that are alive. Printing it gives a table."""
+
+    def __init__(self, ledgers: Sequence[Ledger]) -> None:
+        self.ledgers = tuple(ledgers)
+        self._events = [event for ledger in ledgers for event in ledger]
+
+    @overload
+    def __getitem__(self, index: int) -> TraceEvent: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TraceEvent]: ...
+    def __getitem__(self, index: int | slice) -> TraceEvent | Sequence[TraceEvent]:
+        return self._events[index]
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __iter__(self) -> Iterator[TraceEvent]:
+        return iter(self._events)
+
+    def __str__(self) -> str:
+        return _table("all functions", self._events)
+
+
+_registry: list[weakref.ref[Ledger]] = []
+_registry_lock = threading.Lock()
+
+
+def ledger() -> AllLedgers:
+    """The ledger of the whole process: every trace of every function that is alive.
+
+    Example:
+        >>> import trainstep as ts
+        >>> print(ts.ledger())  # doctest: +SKIP
+    """
+    with _registry_lock:
+        alive = [found for ref in _registry if (found := ref()) is not None]
+    return AllLedgers(alive)
+
+
+def _table(title: str, events: Sequence[TraceEvent]) -> str:
+    # Rich is imported when a table is asked for, so that importing trainstep stays light.
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"ledger of {title}: {len(events)} traces", title_justify="left")
+    for heading in ("#", "function", "called at", "why", "trace s", "compile s", "reads", "writes", "advice"):
+        table.add_column(heading, overflow="fold")
+    for e in events:
+        cells: list[Any] = [e.index, e.function, e.site, f"{e.reason}\n{e.signature}"]
+        cells += [f"{e.trace_seconds:.2f}", f"{e.compile_seconds:.2f}", len(e.reads), len(e.writes), e.advice]
+        table.add_row(*map(str, cells))
+    out = io.StringIO()
+    Console(file=out, width=140, highlight=False).print(table, markup=False)
+    return out.getvalue()

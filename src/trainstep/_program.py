@@ -1,0 +1,96 @@
+"""Programs, and the cache that finds them.
+
+A call arrives as the key of its arguments. The cache returns the program that was compiled for
+that key and for the trainable flags as they are now. Nothing here knows the engine.
+
+Objects among the arguments are held weakly: when one dies, the programs compiled for it go.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from trainstep._domain import Domain
+from trainstep._engines import Executable
+from trainstep._outputs import Build
+from trainstep._watch import Watch
+
+Key = tuple[Any, ...]
+
+
+class Program:
+    """A compiled step for one signature."""
+
+    __slots__ = ("_build", "_domain", "_executable", "index", "watch")
+
+    def __init__(
+        self, index: int, executable: Executable, build: Build, watch: Watch, domain: Domain
+    ) -> None:
+        self.index = index  # of its trace, in the ledger
+        self._executable = executable
+        self._build = build
+        self._domain = domain
+        self.watch = watch
+
+    def __call__(self, leaves: list[Any]) -> Any:
+        while True:
+            domain = self._domain
+            with domain.lock:
+                if domain.parent is None:
+                    outputs = self._executable(leaves)
+                    break
+            self._domain = domain.root()  # merged since; its lock no longer protects anything
+        return self._build(outputs)
+
+
+class Programs:
+    """The programs of one function."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, list[Program]] = {}
+        self._objects: dict[int, tuple[Any, set[Key]]] = {}
+
+    def find(self, key: Key) -> Program | None:
+        """The program for this call, if there is one."""
+        for program in self._by_key.get(key, ()):
+            if program.watch.holds():
+                return program
+        return None
+
+    def add(self, key: Key, program: Program, objects: Iterable[Any]) -> None:
+        """Keeps a program for as long as the objects that it was compiled for live."""
+        self._by_key[key] = [*self._by_key.get(key, ()), program]
+        for each in objects:
+            for owner in (each.__self__, each.__func__) if isinstance(each, types.MethodType) else (each,):
+                self._keep_with(owner, key)
+
+    def _keep_with(self, owner: Any, key: Key) -> None:
+        entry = self._objects.get(id(owner))
+        if entry is None:
+            number, cache = id(owner), weakref.ref(self)
+
+            def drop(_: Any) -> None:
+                programs = cache()
+                if programs is not None:
+                    programs._drop(number)
+
+            try:
+                ref: Any = weakref.ref(owner, drop)
+            except TypeError:  # it cannot be held weakly; held, its id is not given to another
+                ref = owner
+            entry = self._objects[number] = (ref, set())
+        entry[1].add(key)
+
+    def _drop(self, number: int) -> None:
+        for key in self._objects.pop(number)[1]:
+            self._by_key.pop(key, None)
+
+    def watches(self) -> Sequence[Watch]:
+        """The flags that matter to the programs there are."""
+        return [p.watch for programs in self._by_key.values() for p in programs]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_key.values()))

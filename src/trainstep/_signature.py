@@ -1,0 +1,93 @@
+"""What a compiler may depend on in one call, and how two calls differ.
+
+A `Signature` is a list of named parts, each with a text that a person can read: the shape and
+dtype of an array, a static value, the identity of an object, a trainable flag. It is made only
+when a call misses the cache; a hit compares the cheap key of `_arguments.py` instead.
+
+    parts of a call + earlier signatures --nearest--> the one with the fewest differences
+                                         --changes--> "x: float32[32,4] -> float32[17,4]"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that a program was compiled for.
+
+    `token` decides equality; `text` is what is shown. Two models may have one name.
+    """
+
+    label: str
+    text: str
+    kind: str  # array, number, static, object, structure, flag
+    token: Hashable
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A part that differs between two signatures."""
+
+    kind: str
+    text: str
+
+
+class Signature:
+    """The parts of one call, in the order of the arguments, flags last."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self.parts = {part.label: part for part in parts}
+
+    def __str__(self) -> str:
+        shown = [str(p) for p in self.parts.values() if p.kind != "flag"]
+        return ", ".join(shown) or "no arguments"
+
+    def with_flags(self, flags: Iterable[Part]) -> Signature:
+        """The same call with the flags that the trace turned out to depend on."""
+        kept = [p for p in self.parts.values() if p.kind != "flag"]
+        return Signature([*kept, *flags])
+
+    def changes(self, earlier: Signature) -> list[Change]:
+        """What is different here, part by part."""
+        found = [_change(earlier.parts.get(p.label), p) for p in self.parts.values()]
+        gone = [_change(p, None) for label, p in earlier.parts.items() if label not in self.parts]
+        return [change for change in (*found, *gone) if change is not None]
+
+
+def _change(old: Part | None, new: Part | None) -> Change | None:
+    part = new or old
+    assert part is not None
+    if old is None or new is None:
+        # A flag that only one of two traces read says nothing about why they differ.
+        if part.kind == "flag":
+            return None
+    elif old.token == new.token:
+        return None
+    before = old.text if old else ABSENT
+    after = new.text if new else ABSENT
+    if before == after:
+        after = f"another {after}"
+    label = f"argument {part.label}" if part.kind in ("object", "static") else part.label
+    return Change(part.kind, f"{label}: {before} -> {after}")
+
+
+def nearest(new: Signature, earlier: Sequence[Signature]) -> tuple[int | None, list[Change]]:
+    """The index of the earlier signature with the fewest differences, and those differences.
+
+    The latest wins a tie: it is the one that the user remembers.
+    """
+    best: int | None = None
+    fewest: list[Change] = []
+    for index, signature in enumerate(earlier):
+        changes = new.changes(signature)
+        if best is None or len(changes) <= len(fewest):
+            best, fewest = index, changes
+    return best, fewest

@@ -1,0 +1,50 @@
+"""Where in the user's own code something happened: file, line, text.
+
+Frames that belong to trainstep, Keras, an engine or the standard library's plumbing are passed
+over, so that a report names the line its reader can change.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from types import FrameType, TracebackType
+
+_LIBRARIES = frozenset(
+    "trainstep keras jax jaxlib tensorflow torch numpy optree tree functools contextlib "
+    "threading concurrent importlib runpy _pytest pluggy".split()
+)
+
+
+def _is_users(frame: FrameType) -> bool:
+    module = frame.f_globals.get("__name__", "")
+    return module.partition(".")[0] not in _LIBRARIES and not frame.f_code.co_filename.startswith("<")
+
+
+def _name(filename: str, line: int) -> str:
+    """`train.py:41`: the path relative to here where it is below here, the bare name elsewhere."""
+    relative = os.path.relpath(filename)
+    return f"{os.path.basename(filename) if relative.startswith('..') else relative}:{line}"
+
+
+def caller() -> str:
+    """The user's line that is calling into trainstep now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_users(frame):
+            return _name(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return "<unknown>"
+
+
+def raised_at(traceback: TracebackType | None) -> tuple[str, str]:
+    """The user's innermost line in a traceback, and its text."""
+    found: tuple[str, int] | None = None
+    while traceback is not None:
+        if _is_users(traceback.tb_frame):
+            found = (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    if found is None:
+        return "<unknown>", ""
+    return _name(*found), linecache.getline(*found).strip()

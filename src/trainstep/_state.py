@@ -1,0 +1,167 @@
+"""Scopes that turn a stateful step into a pure one.
+
+`keras.Variable.value` and `assign` go through the current `keras.StatelessScope`. A `Recorder`
+is such a scope: it notes which variables a step reads and writes, hands out the engine's
+stand-ins for them, and keeps new values to itself. A `Branch` is the same for one
+differentiation inside a step: it starts from the scope around it and gives its writes back.
+
+Nothing here knows the engine: stand-ins are made by the `lift` function that it passes in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import initialize_all_variables
+
+_local = threading.local()
+
+
+def active() -> Recorder | None:
+    """The recorder of the trace that this thread is in, if any."""
+    return getattr(_local, "recorder", None)
+
+
+def current_scope() -> Any:
+    """The stateless scope that this thread is in, ours or another's, if any."""
+    return global_state.get_global_attribute("stateless_scope")
+
+
+@contextlib.contextmanager
+def no_scope() -> Iterator[None]:
+    """Steps out of every stateless scope for a while."""
+    scope = current_scope()
+    global_state.set_global_attribute("stateless_scope", None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("stateless_scope", scope)
+
+
+def initialize_pending() -> None:
+    """Gives values to the variables that were created inside a scope, which Keras puts off."""
+    with no_scope():
+        initialize_all_variables()
+
+
+class Recording(keras.StatelessScope):  # type: ignore[misc]
+    """A scope that notes what is read and written.
+
+    Attributes:
+        lift: Makes the stand-in for a variable at its first read. Set by the engine.
+        store: Makes what later reads see of a new value. Set by the engine.
+        note_read: Told of every read. Set by an engine that has a use for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(collect_losses=True)
+        # The scope files values under id(variable). These dicts also keep the variables alive, so
+        # that none that dies while tracing can pass its id to a new one.
+        self.reads: dict[int, Any] = {}
+        self.writes: dict[int, Any] = {}
+        self.lift: Callable[[Any], Any] = _no_lift
+        self.store: Callable[[Any, Any], Any] = lambda variable, value: value
+        self.note_read: Callable[[Any], None] = lambda value: None
+
+    def get_current_value(self, variable: Any) -> Any:
+        _note_layer()
+        value = self.state_mapping.get(id(variable))
+        if value is None:
+            self.reads[id(variable)] = variable
+            value = self.state_mapping[id(variable)] = self.lift(variable)
+        self.note_read(value)
+        return value
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, value = update
+        self.state_mapping[id(variable)] = self.store(variable, value)
+        self.writes[id(variable)] = variable
+
+    def new_values(self) -> list[Any]:
+        """The last value of each written variable, in the order of `writes`."""
+        return [self.state_mapping[key] for key in self.writes]
+
+
+class Recorder(Recording):
+    """The recording of a whole step; the thread's active one while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: dict[int, Any] = {}
+
+    def __enter__(self) -> Recorder:
+        super().__enter__()
+        _local.recorder = self
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _local.recorder = None
+        super().__exit__(*exception)
+
+
+def _note_layer() -> None:
+    """Remembers the model that is being called: its trainable flags are part of the program."""
+    recorder = active()
+    context = global_state.get_global_attribute("current_call_ctx")
+    if recorder is not None and context is not None:
+        recorder.layers.setdefault(id(context.entry_layer), context.entry_layer)
+
+
+def _no_lift(variable: Any) -> Any:
+    raise RuntimeError("a recorder was entered before its engine prepared it")
+
+
+class Branch(keras.StatelessScope):  # type: ignore[misc]
+    """The scope of one differentiation.
+
+    Args:
+        lift: Called with a variable and its value at its first read; returns what `fn` reads.
+    """
+
+    def __init__(self, lift: Callable[[Any, Any], Any]) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self.parent = current_scope()
+        self.lift = lift
+        self.held: dict[int, Any] = {}
+        self.writes: dict[int, Any] = {}
+
+    def get_current_value(self, variable: Any) -> Any:
+        _note_layer()
+        key = id(variable)
+        if key not in self.state_mapping:
+            self.held[key] = variable
+            self.state_mapping[key] = self.lift(variable, self.outer_value(variable))
+        return self.state_mapping[key]
+
+    def outer_value(self, variable: Any) -> Any:
+        """What the variable holds outside this differentiation."""
+        if self.parent is not None:
+            value = self.parent.get_current_value(variable)
+            if value is not None:
+                return value
+        if variable._value is None:
+            initialize_pending()
+        return variable._value
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, value = update
+        self.held[id(variable)] = self.writes[id(variable)] = variable
+        self.state_mapping[id(variable)] = value
+
+    def new_values(self) -> list[Any]:
+        """The last value of each written variable, in the order of `writes`."""
+        return [self.state_mapping[key] for key in self.writes]
+
+    def give_back(self, values: list[Any]) -> None:
+        """Makes the writes take effect in the scope around, once."""
+        for variable, value in zip(self.writes.values(), values, strict=True):
+            if self.parent is not None:
+                self.parent.add_update((variable, value))
+            else:
+                with no_scope():
+                    variable.assign(value)

@@ -1,0 +1,74 @@
+"""The flags that a program was compiled for: what is frozen, and in which precision layers compute.
+
+Setting `layer.trainable` or `layer.dtype_policy` between calls changes what a step would do, so
+every hit compares them. Layers are held weakly: a program must not keep a model alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from operator import attrgetter, call
+from typing import Any
+
+from trainstep._signature import Part
+
+_layer_flags = attrgetter("_trainable", "_dtype_policy")
+_variable_flag = attrgetter("_trainable")
+
+
+class Watch:
+    """Layers and variables whose flags matter, and the flags that were seen."""
+
+    def __init__(self, models: Iterable[Any], variables: Iterable[Any]) -> None:
+        layers: dict[int, Any] = {}
+        for model in models:
+            for layer in model._flatten_layers():
+                layers[id(layer)] = layer
+        owned: dict[int, Any] = {}
+        for layer in layers.values():
+            owned.update((id(v), v) for v in layer._trainable_variables)
+        own = {id(v): v for v in variables if v.trainable and id(v) not in owned}
+        self._layers = [weakref.ref(layer) for layer in layers.values()]
+        self._names = _distinct(layer.name for layer in layers.values())
+        self._variables = [*owned.values(), *own.values()]
+        self._seen = self._look()
+
+    def _look(self) -> tuple[list[Any], list[bool]]:
+        return (
+            list(map(_layer_flags, map(call, self._layers))),
+            list(map(_variable_flag, self._variables)),
+        )
+
+    def holds(self) -> bool:
+        """Whether every flag is as it was at the trace."""
+        try:
+            return self._look() == self._seen
+        except AttributeError:  # a layer is gone, and a call that still needs it cannot come here
+            return False
+
+    def parts(self) -> Iterator[Part]:
+        """The flags as they are now, for a signature."""
+        owners: dict[int, bool] = {}
+        for ref, name in zip(self._layers, self._names, strict=True):
+            layer = ref()
+            if layer is not None:
+                trainable, policy = layer._trainable, layer._dtype_policy.name
+                yield Part(f"layer {name!r}.trainable", str(trainable), "flag", trainable)
+                yield Part(f"layer {name!r}.dtype_policy", policy, "flag", policy)
+                owners.update((id(v), trainable) for v in layer._trainable_variables)
+        for variable in self._variables:
+            flag = variable.trainable
+            # A frozen layer is one reason, not one for each of its variables.
+            text = "as its layer" if owners.get(id(variable)) == flag else str(flag)
+            yield Part(f"variable {variable.path!r}.trainable", text, "flag", text)
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Names made distinct: two models may have a layer of one name each."""
+    count: dict[str, int] = {}
+    distinct = []
+    for name in names:
+        count[name] = count.get(name, 0) + 1
+        distinct.append(name if count[name] == 1 else f"{name} ({count[name]})")
+    return distinct
