@@ -1,0 +1,39 @@
+"""Fixtures for all tests: seeds, the engine's name, and police for what a test leaves behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import keras
+import pytest
+
+keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
+def backend() -> str:
+    """The Keras backend of this process: jax, tensorflow or torch."""
+    return keras.backend.backend()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test starts from the same seeds."""
+    keras.utils.set_random_seed(1234)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Fails a test that leaves a thread, an environment variable or a dtype policy behind."""
+    threads = set(threading.enumerate())
+    environment = dict(os.environ)
+    policy = keras.config.dtype_policy().name, keras.config.floatx()
+    yield
+    left = [t.name for t in set(threading.enumerate()) - threads if t.is_alive() and not t.daemon]
+    assert not left, f"threads left: {left}"
+    pytest_own = {"PYTEST_CURRENT_TEST"}
+    changed = {k for k in environment.keys() ^ os.environ.keys()} - pytest_own
+    assert not {k for k in changed if k.startswith(("KERAS", "JAX", "TRAINSTEP"))}, changed
+    assert (keras.config.dtype_policy().name, keras.config.floatx()) == policy
