@@ -18,7 +18,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from trainstep import _engines, _site
 from trainstep._arguments import Arguments, like, structure
 from trainstep._domain import domain_of
-from trainstep._engines import Engine, Options, Traced
+from trainstep._engines import Engine, Executable, Options, Traced
 from trainstep._errors import ArgumentError, ControlFlowError, RetraceLimitError, TrainstepError
 from trainstep._ledger import Ledger, TraceEvent, advice
 from trainstep._outputs import Build, take_out
@@ -27,6 +27,7 @@ from trainstep._program import Key, Program, Programs
 from trainstep._signature import Signature, nearest
 from trainstep._spec import Spec, check, conform
 from trainstep._state import Recorder, active
+from trainstep._tuning import Tuned
 from trainstep._watch import Watch
 
 P = ParamSpec("P")
@@ -135,7 +136,7 @@ class Function(Generic[P, R]):
             recorder = Recorder()
             traced, build = self._trace(values, leaves, recorder)
             traced_at = time.perf_counter()
-            executable = traced.build()
+            compiler, executable = self._build(traced, event.index)
             compiled_at = time.perf_counter()
             touched = [*traced.reads, *traced.writes]
             watch = Watch(recorder.layers.values(), touched)
@@ -143,10 +144,25 @@ class Function(Generic[P, R]):
             event = replace(
                 event, trace_seconds=traced_at - started, compile_seconds=compiled_at - traced_at,
                 reads=tuple(v.path for v in traced.reads), writes=tuple(v.path for v in traced.writes),
+                compiler=compiler,
             )
             self.ledger.record(event, signature.with_flags(watch.parts()))
             self._programs.add(key, program, _objects(self._arguments, values))
             return program
+
+    def _build(self, traced: Traced, index: int) -> tuple[str, Executable]:
+        """Compiles a recorded step with the compiler asked for, or with each, to be measured."""
+        quick, thorough = self._engine.compilers[0], self._engine.compilers[-1]
+        if self._options.optimize != "measure" or quick == thorough:
+            compiler = thorough if self._options.optimize == "full" else quick
+            return compiler, traced.build(compiler)
+
+        def decided(compiler: str, executable: Executable) -> None:
+            self._programs.replace(index, executable)
+            self.ledger.set_compiler(index, compiler)
+
+        candidates = {name: traced.build(name) for name in (quick, thorough)}
+        return "measuring", Tuned(candidates, decided)
 
     def _announce(self, values: Sequence[Any], site: str) -> tuple[Signature, TraceEvent]:
         """What this call is, and how it differs from the calls before, ahead of the trace."""
@@ -297,8 +313,9 @@ def function(
             the engine can (JAX). Turn it off if other threads read `v.value` outside any
             `function` while this one runs.
         optimize: `"trace"` takes the engine's quick compiler (TensorFlow without XLA, a replayed
-            torch graph), `"full"` its best one (XLA, inductor), which takes longer to compile;
-            `"auto"` lets the engine choose. JAX has only one.
+            torch graph), `"full"` its thorough one (XLA, inductor), which takes longer to compile
+            and is not faster on every model; `"measure"` tries both on the first calls and keeps
+            the faster; `"auto"` is the quick one. JAX has only one.
         engine: For tests; the current Keras backend by default.
 
     Returns:
@@ -314,9 +331,10 @@ def function(
         >>> float(add(np.ones(3))), float(add(np.ones(3))), add.trace_count
         (3.0, 6.0, 1)
     """
-    if optimize not in ("auto", "trace", "full"):
+    choices = ("auto", "trace", "full", "measure")
+    if optimize not in choices:
         raise ArgumentError(
-            "trainstep.function", "optimize", "'auto', 'trace' or 'full'", repr(optimize), "pass one of them"
+            "trainstep.function", "optimize", " or ".join(map(repr, choices)), repr(optimize), "pass one of them"
         )
 
     def decorate(fn: Callable[P, R]) -> Function[P, R]:

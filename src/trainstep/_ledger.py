@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import overload
 
 from trainstep._signature import Change, Signature
 
@@ -34,6 +34,7 @@ class TraceEvent:
         compile_seconds: Time spent in the engine's compiler.
         reads: Paths of the variables that the program reads.
         writes: Paths of the variables that it writes.
+        compiler: Which of the engine's compilers made the program.
         advice: One line on what to do about it.
     """
 
@@ -47,6 +48,7 @@ class TraceEvent:
     compile_seconds: float = 0.0
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    compiler: str = ""
     advice: str = ""
 
     @property
@@ -121,6 +123,10 @@ class Ledger(Sequence[TraceEvent]):
         event = self._events[index - 1]
         self._events[index - 1] = replace(event, compile_seconds=event.compile_seconds + seconds)
 
+    def set_compiler(self, index: int, compiler: str) -> None:
+        """A compiler was chosen by measuring."""
+        self._events[index - 1] = replace(self._events[index - 1], compiler=compiler)
+
     def __str__(self) -> str:
         return _table(self.name, self._events)
 
@@ -172,14 +178,17 @@ def _table(title: str, events: Sequence[TraceEvent]) -> str:
     # Rich is imported when a table is asked for, so that importing trainstep stays light.
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=f"ledger of {title}: {len(events)} traces", title_justify="left")
-    for heading in ("#", "function", "called at", "why", "trace s", "compile s", "reads", "writes", "advice"):
+    for heading in ("#", "function", "called at", "why", "seconds", "variables", "advice"):
         table.add_column(heading, overflow="fold")
     for e in events:
-        cells: list[Any] = [e.index, e.function, e.site, f"{e.reason}\n{e.signature}"]
-        cells += [f"{e.trace_seconds:.2f}", f"{e.compile_seconds:.2f}", len(e.reads), len(e.writes), e.advice]
-        table.add_row(*map(str, cells))
+        seconds = f"trace {e.trace_seconds:.2f}\n{e.compiler or 'compile'} {e.compile_seconds:.2f}"
+        variables = f"{len(e.reads)} read\n{len(e.writes)} written"
+        why = f"{e.reason}\n({e.signature})"
+        cells = [str(e.index), e.function, e.site, why, seconds, variables, e.advice]
+        table.add_row(*map(Text, cells))  # a Text: no part of a signature is taken for markup
     out = io.StringIO()
-    Console(file=out, width=140, highlight=False).print(table, markup=False)
+    Console(file=out, width=140, highlight=False).print(table)
     return out.getvalue()

@@ -24,13 +24,13 @@ Key = tuple[Any, ...]
 class Program:
     """A compiled step for one signature."""
 
-    __slots__ = ("_build", "_domain", "_executable", "index", "watch")
+    __slots__ = ("_build", "_domain", "executable", "index", "watch")
 
     def __init__(
         self, index: int, executable: Executable, build: Build, watch: Watch, domain: Domain
     ) -> None:
         self.index = index  # of its trace, in the ledger
-        self._executable = executable
+        self.executable = executable
         self._build = build
         self._domain = domain
         self.watch = watch
@@ -40,7 +40,7 @@ class Program:
             domain = self._domain
             with domain.lock:
                 if domain.parent is None:
-                    outputs = self._executable(leaves)
+                    outputs = self.executable(leaves)
                     break
             self._domain = domain.root()  # merged since; its lock no longer protects anything
         return self._build(outputs)
@@ -87,6 +87,13 @@ class Programs:
     def _drop(self, number: int) -> None:
         for key in self._objects.pop(number)[1]:
             self._by_key.pop(key, None)
+
+    def replace(self, index: int, executable: Executable) -> None:
+        """Gives the program of trace `index` another executable for the same step."""
+        for programs in self._by_key.values():
+            for program in programs:
+                if program.index == index:
+                    program.executable = executable
 
     def watches(self) -> Sequence[Watch]:
         """The flags that matter to the programs there are."""

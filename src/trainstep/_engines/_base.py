@@ -30,16 +30,19 @@ class Options:
     """What a user may ask of the compiler."""
 
     donate: bool = True
-    optimize: str = "auto"  # auto, trace, full
+    optimize: str = "auto"  # auto, trace, full, measure
 
 
 @dataclass(slots=True)
 class Traced:
-    """A recorded step: the variables that it reads and writes, and the way to compile it."""
+    """A recorded step: the variables that it reads and writes, and the way to compile it.
+
+    `build` takes the name of one of the engine's compilers; it runs no Python of the user's.
+    """
 
     reads: list[Variable]
     writes: list[Variable]
-    build: Callable[[], Executable]
+    build: Callable[[str], Executable]
 
 
 class Engine(Protocol):
@@ -48,6 +51,7 @@ class Engine(Protocol):
     name: str
     array_types: tuple[type, ...]
     compiles_at_first_run: bool
+    compilers: tuple[str, ...]  # the quick one first, the thorough one last
 
     def canonical(self, dtype: str) -> str:
         """The dtype that the engine gives an array of `dtype`."""

@@ -40,6 +40,7 @@ class JaxEngine:
 
     name = "jax"
     compiles_at_first_run = False
+    compilers: tuple[str, ...] = ("xla",)
 
     def __init__(self) -> None:
         with jax.ensure_compile_time_eval():
@@ -73,7 +74,7 @@ class JaxEngine:
             closed = _record(recorder, step, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves])
         # Variables that the step created have their values now.
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-        return Traced(reads, writes, lambda: _build(closed, reads, writes, options))
+        return Traced(reads, writes, lambda compiler: _build(closed, reads, writes, options))
 
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]

@@ -28,6 +28,7 @@ class TensorFlowEngine:
 
     name = "tensorflow"
     compiles_at_first_run = True
+    compilers: tuple[str, ...] = ("graph", "xla")
 
     def __init__(self) -> None:
         with tf.init_scope():
@@ -72,10 +73,16 @@ class TensorFlowEngine:
             return outputs
 
         specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
-        compiled = tf.function(body, autograph=False, jit_compile=options.optimize == "full" or None)
         with recorder:
-            concrete = compiled.get_concrete_function(*specs)
-        return Traced(list(recorder.reads.values()), writes, partial(_executable, concrete))
+            concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
+
+        def build(compiler: str) -> Executable:
+            if compiler == "xla":
+                whole = tf.function(lambda *tensors: concrete(*tensors), autograph=False, jit_compile=True)
+                return _executable(whole.get_concrete_function(*specs))
+            return _executable(concrete)
+
+        return Traced(list(recorder.reads.values()), writes, build)
 
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
@@ -177,8 +184,12 @@ class _StandIn:
 
 def _executable(concrete: Any) -> Executable:
     eager = type(tf.zeros(()))
+    # Past the layers that match Python arguments to the graph's: ours are in order already.
+    call, captured = concrete._inference_function.call_flat, concrete.captured_inputs
 
     def run(leaves: list[Any]) -> Sequence[Tensor]:
-        return concrete(*[x if type(x) is eager else tf.constant(x) for x in leaves])  # type: ignore[no-any-return]
+        tensors = [x if type(x) is eager else tf.constant(x) for x in leaves]
+        return call(*tensors, *captured)  # type: ignore[no-any-return]
 
+    run.graph = concrete  # type: ignore[attr-defined]  # the function lives as long as this does
     return run

@@ -40,6 +40,7 @@ class TorchEngine:
 
     name = "torch"
     compiles_at_first_run = False
+    compilers: tuple[str, ...] = ("graph", "inductor")
     array_types: tuple[type, ...] = (torch.Tensor,)
 
     def __init__(self) -> None:
@@ -92,7 +93,7 @@ class TorchEngine:
         keep_outputs(module.graph, [id(v) in {id(m) for m in mutated} for v in reads])
         module.recompile()
         writes = [*mutated, *assigned]
-        return Traced(reads, writes, lambda: _build(module, reads, writes, tensors, options))
+        return Traced(reads, writes, lambda compiler: _build(module, reads, writes, tensors, compiler))
 
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
@@ -176,10 +177,10 @@ def _input(variable: Variable, inputs: list[Any]) -> Tensor:
 
 
 def _build(
-    module: Any, reads: list[Variable], writes: list[Variable], tensors: list[Tensor], options: Options
+    module: Any, reads: list[Variable], writes: list[Variable], tensors: list[Tensor], compiler: str
 ) -> Executable:
     call: Callable[..., Any] = module.forward
-    if options.optimize == "full":
+    if compiler == "inductor":
         state = [v._value.detach() for v in reads]
         with torch.no_grad():
             call = torch._inductor.compile(module, [*state, *tensors])
