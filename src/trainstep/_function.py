@@ -17,6 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from trainstep import _engines, _site
 from trainstep._arguments import Arguments, like, structure
+from trainstep._control import traced_control_flow
 from trainstep._domain import domain_of
 from trainstep._engines import Engine, Executable, Options, Traced
 from trainstep._errors import ArgumentError, ControlFlowError, RetraceLimitError, TrainstepError
@@ -133,7 +134,7 @@ class Function(Generic[P, R]):
             if self._max_traces is not None and len(self.ledger) >= self._max_traces:
                 raise RetraceLimitError(self._max_traces, event)
             started = time.perf_counter()
-            recorder = Recorder()
+            recorder = Recorder(self._engine.place)
             traced, build = self._trace(values, leaves, recorder)
             traced_at = time.perf_counter()
             compiler, executable = self._build(traced, event.index)
@@ -152,6 +153,8 @@ class Function(Generic[P, R]):
 
     def _build(self, traced: Traced, index: int) -> tuple[str, Executable]:
         """Compiles a recorded step with the compiler asked for, or with each, to be measured."""
+        if traced.uncompiled:
+            return "python", traced.build("")
         quick, thorough = self._engine.compilers[0], self._engine.compilers[-1]
         if self._options.optimize != "measure" or quick == thorough:
             compiler = thorough if self._options.optimize == "full" else quick
@@ -191,7 +194,8 @@ class Function(Generic[P, R]):
             return outputs
 
         try:
-            traced = self._engine.trace(step, leaves, recorder, self._options)
+            with traced_control_flow(by_value=self._engine.branches_by_value):
+                traced = self._engine.trace(step, leaves, recorder, self._options)
         except TrainstepError:
             raise
         except Exception as error:

@@ -19,6 +19,8 @@ import keras
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import initialize_all_variables
 
+from trainstep._errors import StateError
+
 _local = threading.local()
 
 
@@ -52,20 +54,27 @@ def initialize_pending() -> None:
 class Recording(keras.StatelessScope):  # type: ignore[misc]
     """A scope that notes what is read and written.
 
+    Args:
+        place: Tells in which trace or graph the engine is now; a write has to be made at home,
+            not in a branch or loop body, which is a program of its own.
+
     Attributes:
+        home: The place of the step. Set by the engine.
         lift: Makes the stand-in for a variable at its first read. Set by the engine.
         store: Makes what later reads see of a new value. Set by the engine.
         note_read: Told of every read. Set by an engine that has a use for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[], Any]) -> None:
         super().__init__(collect_losses=True)
+        self.place = place
+        self.home: Any = None
         # The scope files values under id(variable). These dicts also keep the variables alive, so
         # that none that dies while tracing can pass its id to a new one.
         self.reads: dict[int, Any] = {}
         self.writes: dict[int, Any] = {}
         self.lift: Callable[[Any], Any] = _no_lift
-        self.store: Callable[[Any, Any], Any] = lambda variable, value: value
+        self.store: Callable[[Any, Any], Any] = _as_is
         self.note_read: Callable[[Any], None] = lambda value: None
 
     def get_current_value(self, variable: Any) -> Any:
@@ -79,6 +88,8 @@ class Recording(keras.StatelessScope):  # type: ignore[misc]
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
+        if self.place() is not self.home:
+            raise StateError(variable.path)
         self.state_mapping[id(variable)] = self.store(variable, value)
         self.writes[id(variable)] = variable
 
@@ -90,9 +101,10 @@ class Recording(keras.StatelessScope):  # type: ignore[misc]
 class Recorder(Recording):
     """The recording of a whole step; the thread's active one while it is entered."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, place: Callable[[], Any]) -> None:
+        super().__init__(place)
         self.layers: dict[int, Any] = {}
+        self.uncompiled = False  # the engine gave up recording: tensors have values now
 
     def __enter__(self) -> Recorder:
         super().__enter__()
@@ -112,6 +124,10 @@ def _note_layer() -> None:
         recorder.layers.setdefault(id(context.entry_layer), context.entry_layer)
 
 
+def _as_is(variable: Any, value: Any) -> Any:
+    return value
+
+
 def _no_lift(variable: Any) -> Any:
     raise RuntimeError("a recorder was entered before its engine prepared it")
 
@@ -121,14 +137,23 @@ class Branch(keras.StatelessScope):  # type: ignore[misc]
 
     Args:
         lift: Called with a variable and its value at its first read; returns what `fn` reads.
+        place: See `Recording`.
     """
 
-    def __init__(self, lift: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, lift: Callable[[Any, Any], Any], place: Callable[[], Any]) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
         self.parent = current_scope()
         self.lift = lift
+        self.store: Callable[[Any, Any], Any] = getattr(self.parent, "store", _as_is)
+        self.place = place
+        self.home: Any = None
         self.held: dict[int, Any] = {}
         self.writes: dict[int, Any] = {}
+
+    def __enter__(self) -> Branch:
+        super().__enter__()
+        self.home = self.place()
+        return self
 
     def get_current_value(self, variable: Any) -> Any:
         _note_layer()
@@ -150,8 +175,10 @@ class Branch(keras.StatelessScope):  # type: ignore[misc]
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
+        if self.place() is not self.home:
+            raise StateError(variable.path)
         self.held[id(variable)] = self.writes[id(variable)] = variable
-        self.state_mapping[id(variable)] = value
+        self.state_mapping[id(variable)] = self.store(variable, value)
 
     def new_values(self) -> list[Any]:
         """The last value of each written variable, in the order of `writes`."""

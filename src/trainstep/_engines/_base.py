@@ -43,6 +43,7 @@ class Traced:
     reads: list[Variable]
     writes: list[Variable]
     build: Callable[[str], Executable]
+    uncompiled: bool = False  # runs as Python: the engine could not record it
 
 
 class Engine(Protocol):
@@ -52,6 +53,7 @@ class Engine(Protocol):
     array_types: tuple[type, ...]
     compiles_at_first_run: bool
     compilers: tuple[str, ...]  # the quick one first, the thorough one last
+    branches_by_value: bool  # Keras's control flow asks Python for the predicate
 
     def canonical(self, dtype: str) -> str:
         """The dtype that the engine gives an array of `dtype`."""
@@ -59,6 +61,10 @@ class Engine(Protocol):
 
     def is_tensor(self, x: Any) -> bool:
         """Whether `x` is a tensor of the engine, concrete or being traced."""
+        ...
+
+    def place(self) -> Any:
+        """The trace or graph that the engine is in now."""
         ...
 
     def inlines(self, function: str) -> bool:

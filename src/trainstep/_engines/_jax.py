@@ -23,7 +23,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Variable, Wanted
-from trainstep._errors import ForeignTraceError, StateError
+from trainstep._errors import ForeignTraceError
 from trainstep._outputs import take_out
 from trainstep._state import Branch, Recorder, Recording, current_scope
 
@@ -41,10 +41,11 @@ class JaxEngine:
     name = "jax"
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("xla",)
+    branches_by_value = False
 
     def __init__(self) -> None:
         with jax.ensure_compile_time_eval():
-            self._eager = jex.find_top_trace(None)
+            self._eager = self.place()
             self.array_types: tuple[type, ...] = (type(jnp.zeros(())),)
 
     def canonical(self, dtype: str) -> str:
@@ -61,8 +62,11 @@ class JaxEngine:
     def tensor(self, x: Any) -> Tensor:
         return jnp.asarray(x)
 
+    def place(self) -> Any:
+        return jex.find_top_trace(None)
+
     def inlines(self, function: str) -> bool:
-        if jex.find_top_trace(None) is not self._eager:
+        if self.place() is not self._eager:
             raise ForeignTraceError(function, "jax.jit")
         return False
 
@@ -80,13 +84,13 @@ class JaxEngine:
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
     ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
         if variables is None or callable(variables):
-            found, call = _replayable(call, leaves)
+            found, call = _replayable(call, leaves, self.place)
             variables = [v for v in found if v.trainable] if variables is None else list(variables())
         wanted = list(variables)
         parts: dict[str, Any] = {}
 
         def pure(values: list[Tensor], tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-            branch = parts["branch"] = Branch(lambda variable, value: value)
+            branch = parts["branch"] = Branch(lambda variable, value: value, self.place)
             branch.held = {id(v): v for v in wanted}
             branch.state_mapping = {id(v): value for v, value in zip(wanted, values, strict=True)}
             with branch:
@@ -95,7 +99,7 @@ class JaxEngine:
             parts["count"] = len(aux_tensors)
             return value, [*aux_tensors, *branch.new_values()]
 
-        outer = Branch(lambda variable, value: value)
+        outer = Branch(lambda variable, value: value, self.place)
         values = [outer.outer_value(v) for v in wanted]
         (value, extra), (by_variable, by_leaf) = jax.value_and_grad(pure, argnums=(0, 1), has_aux=True)(
             values, list(leaves)
@@ -123,19 +127,14 @@ def _record(scope: Recording, step: Step, leaves: Sequence[Any]) -> Any:
     """
 
     def pure(*tensors: Tensor) -> list[Tensor]:
-        trace = jex.find_top_trace(None)
+        trace = scope.home = scope.place()
 
         def lift(variable: Variable) -> Tensor:
             # At the top of this trace, wherever the read is: a loop body or a gradient closes over it.
             with jex.set_current_trace(trace):
                 return _variable_p.bind(index=len(scope.reads) - 1, aval=_aval(variable))
 
-        def store(variable: Variable, value: Tensor) -> Tensor:
-            if isinstance(value, jax.core.Tracer) and value._trace is not trace:
-                raise StateError(variable.path)  # of a loop body or a branch, where it would stay
-            return value
-
-        scope.lift, scope.store = lift, store
+        scope.lift = lift
         outputs = step(tensors)
         return [*scope.new_values(), *outputs]
 
@@ -156,9 +155,11 @@ def _aval(variable: Variable) -> Any:
     return jax.core.ShapedArray(tuple(variable.shape), dtype)
 
 
-def _replayable(call: Loss, leaves: Sequence[Tensor]) -> tuple[list[Variable], Loss]:
+def _replayable(
+    call: Loss, leaves: Sequence[Tensor], place: Callable[[], Any]
+) -> tuple[list[Variable], Loss]:
     """The variables that `call` reads, and an equivalent of it that runs no Python again."""
-    scope = Recording()
+    scope = Recording(place)
     aux_of: list[Any] = []
 
     def step(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -19,8 +19,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Variable, Wanted
-from trainstep._errors import StateError
-from trainstep._state import Branch, Recorder, initialize_pending
+from trainstep._state import Branch, Recorder, current_scope, initialize_pending
 
 
 class TensorFlowEngine:
@@ -29,6 +28,7 @@ class TensorFlowEngine:
     name = "tensorflow"
     compiles_at_first_run = True
     compilers: tuple[str, ...] = ("graph", "xla")
+    branches_by_value = False
 
     def __init__(self) -> None:
         with tf.init_scope():
@@ -45,6 +45,9 @@ class TensorFlowEngine:
 
     def tensor(self, x: Any) -> Tensor:
         return tf.convert_to_tensor(x)
+
+    def place(self) -> Any:
+        return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     def inlines(self, function: str) -> bool:
         return not tf.executing_eagerly()
@@ -100,7 +103,7 @@ class TensorFlowEngine:
             return source
 
         leaves = [tf.identity(leaf) for leaf in leaves]
-        branch = Branch(lift)
+        branch = Branch(lift, self.place)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(leaves)
             with branch:
@@ -136,15 +139,11 @@ def _prepare(recorder: Recorder, graph: Any) -> None:
         with graph.as_default(), tf.control_dependencies(None):
             return stand_in(variable, variable._value.read_value())
 
-    def store(variable: Variable, value: Tensor) -> Tensor:
-        if getattr(value, "graph", graph) is not graph:
-            raise StateError(variable.path)
-        return stand_in(variable, value)
-
     def stand_in(variable: Variable, value: Tensor) -> Tensor:
-        return _StandIn.of(tf.identity(value), variable, recorder)
+        return _act_as_variable(tf.identity(value), variable)
 
-    recorder.lift, recorder.store, recorder.note_read = lift, store, pywrap_tfe.TFE_Py_TapeVariableAccessed
+    recorder.home = graph
+    recorder.lift, recorder.store, recorder.note_read = lift, stand_in, pywrap_tfe.TFE_Py_TapeVariableAccessed
 
 
 def _plain_variable(next_creator: Any, **kwargs: Any) -> Any:
@@ -156,30 +155,26 @@ def _plain_variable(next_creator: Any, **kwargs: Any) -> Any:
     return ResourceVariable(**kwargs)
 
 
-class _StandIn:
-    """The methods of a `tf.Variable` that Keras's optimizers call, for a tensor."""
+def _act_as_variable(tensor: Tensor, variable: Variable) -> Tensor:
+    """Gives a tensor the methods of a `tf.Variable` that Keras's optimizers call."""
 
-    @staticmethod
-    def of(tensor: Tensor, variable: Variable, recorder: Recorder) -> Tensor:
-        """Gives the tensor those methods."""
+    def write(value: Tensor) -> None:
+        current_scope().add_update((variable, tf.cast(value, tensor.dtype)))
 
-        def write(value: Tensor) -> None:
-            recorder.add_update((variable, tf.cast(value, tensor.dtype)))
+    def scatter(operation: Any, slices: tf.IndexedSlices) -> None:
+        write(operation(tensor, slices.indices[:, None], tf.cast(slices.values, tensor.dtype)))
 
-        def scatter(operation: Any, slices: tf.IndexedSlices) -> None:
-            write(operation(tensor, slices.indices[:, None], tf.cast(slices.values, tensor.dtype)))
-
-        tensor.assign = lambda value, **_: write(value)
-        tensor.assign_add = lambda value, **_: write(tensor + tf.cast(value, tensor.dtype))
-        tensor.assign_sub = lambda value, **_: write(tensor - tf.cast(value, tensor.dtype))
-        tensor.scatter_update = partial(scatter, tf.tensor_scatter_nd_update)
-        tensor.scatter_add = partial(scatter, tf.tensor_scatter_nd_add)
-        tensor.scatter_sub = partial(scatter, tf.tensor_scatter_nd_sub)
-        tensor._unique_id = variable._value._unique_id
-        # A plain `tf.GradientTape` in a step watches what it sees read, and looks for a handle.
-        tensor.handle = tensor
-        tensor.trainable = variable.trainable
-        return tensor
+    tensor.assign = lambda value, **_: write(value)
+    tensor.assign_add = lambda value, **_: write(tensor + tf.cast(value, tensor.dtype))
+    tensor.assign_sub = lambda value, **_: write(tensor - tf.cast(value, tensor.dtype))
+    tensor.scatter_update = partial(scatter, tf.tensor_scatter_nd_update)
+    tensor.scatter_add = partial(scatter, tf.tensor_scatter_nd_add)
+    tensor.scatter_sub = partial(scatter, tf.tensor_scatter_nd_sub)
+    tensor._unique_id = variable._value._unique_id
+    # A plain `tf.GradientTape` in a step watches what it sees read, and looks for a handle.
+    tensor.handle = tensor
+    tensor.trainable = variable.trainable
+    return tensor
 
 
 def _executable(concrete: Any) -> Executable:

@@ -9,10 +9,7 @@ new values are swapped into the parameters at the end, all at once.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import repeat
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -24,15 +21,14 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 
+from trainstep._control import Uncompilable
 from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Variable, Wanted
+from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_graph import keep_outputs, make_pure
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
+from trainstep._engines._torch_state import WIDENED, as_tensor, from_numpy, value_of, write_back
 from trainstep._state import Branch, Recorder
 
-_value_of = attrgetter("_value")
-_consume = deque(maxlen=0).extend
-# Types that NumPy has and torch, or Keras on torch, has not.
-_WIDENED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
 
 
 class TorchEngine:
@@ -41,13 +37,14 @@ class TorchEngine:
     name = "torch"
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("graph", "inductor")
+    branches_by_value = True
     array_types: tuple[type, ...] = (torch.Tensor,)
 
     def __init__(self) -> None:
         self._depth = threading.local()
 
     def canonical(self, dtype: str) -> str:
-        return _WIDENED.get(dtype, dtype)
+        return WIDENED.get(dtype, dtype)
 
     def shape(self, x: Any) -> tuple[int, ...]:
         return x.shape  # type: ignore[no-any-return]
@@ -56,7 +53,10 @@ class TorchEngine:
         return isinstance(x, (torch.Tensor, np.ndarray, np.generic))
 
     def tensor(self, x: Any) -> Tensor:
-        return x if isinstance(x, torch.Tensor) else _from_numpy(np.asarray(x))
+        return x if isinstance(x, torch.Tensor) else from_numpy(np.asarray(x))
+
+    def place(self) -> Any:
+        return None
 
     def inlines(self, function: str) -> bool:
         return False
@@ -83,16 +83,18 @@ class TorchEngine:
             return value.detach().clone()
 
         recorder.lift, recorder.store = lift, store
-        tensors = [x.detach().clone() if isinstance(x, torch.Tensor) else _from_numpy(x) for x in leaves]
-        with recorder, TraceGuard() as guard:
-            module = make_fx(guard.watching(pure))(*tensors)
-        reads = list(recorder.reads.values())
-        assigned = list(recorder.writes.values())
-        mutated = [v for v, hit in zip(reads, make_pure(module.graph, len(reads)), strict=True) if hit]
-        mutated = [v for v in mutated if id(v) not in recorder.writes]
-        keep_outputs(module.graph, [id(v) in {id(m) for m in mutated} for v in reads])
+        tensors = [x.detach().clone() if isinstance(x, torch.Tensor) else from_numpy(x) for x in leaves]
+        try:
+            with recorder, TraceGuard() as guard:
+                module = make_fx(guard.watching(pure))(*tensors)
+        except Uncompilable:
+            return eager(step, tensors, recorder)
+        reads, assigned = list(recorder.reads.values()), list(recorder.writes.values())
+        hits = make_pure(module.graph, len(reads))
+        kept = [hit and id(v) not in recorder.writes for v, hit in zip(reads, hits, strict=True)]
+        keep_outputs(module.graph, kept)
         module.recompile()
-        writes = [*mutated, *assigned]
+        writes = [*(v for v, keep in zip(reads, kept, strict=True) if keep), *assigned]
         return Traced(reads, writes, lambda compiler: _build(module, reads, writes, tensors, compiler))
 
     def differentiate(
@@ -114,7 +116,7 @@ class TorchEngine:
             source = sources[id(variable)] = source_of(value)
             return source
 
-        branch = Branch(lift)
+        branch = Branch(lift, self.place)
         self._depth.value = depth + 1
         try:
             with torch.enable_grad():
@@ -151,10 +153,6 @@ def _gradients(value: Tensor, wrt: list[Tensor], create_graph: bool) -> list[Ten
     return [torch.zeros_like(x) if g is None else g for x, g in zip(wrt, found, strict=True)]
 
 
-def _from_numpy(x: Any) -> Tensor:
-    return torch.from_numpy(x if x.flags.writeable and x.flags.c_contiguous else np.array(x))
-
-
 def _input(variable: Variable, inputs: list[Any]) -> Tensor:
     """A clone of the variable's value, as an input of the graph that is being traced."""
     mode = get_proxy_mode()
@@ -162,7 +160,7 @@ def _input(variable: Variable, inputs: list[Any]) -> Tensor:
     graph = mode.tracer.graph
     with disable_proxy_modes_tracing(), torch.no_grad():
         if variable._value is None:  # created in this trace; its value comes when that is over
-            dtype = getattr(torch, _WIDENED.get(variable._dtype, variable._dtype))
+            dtype = getattr(torch, WIDENED.get(variable._dtype, variable._dtype))
             value = torch.zeros(tuple(variable.shape), dtype=dtype)
         else:
             value = variable._value.detach().clone()
@@ -187,15 +185,10 @@ def _build(
     count = len(writes)
 
     def run(leaves: list[Any]) -> Sequence[Tensor]:
-        arrays = [x if type(x) is torch.Tensor else _settled(x) for x in leaves]
+        arrays = [x if type(x) is torch.Tensor else as_tensor(x) for x in leaves]
         with torch.no_grad():
-            results = call(*map(_value_of, reads), *arrays)
-            # In C, in one call: Ctrl-C falls before or after the whole of it.
-            _consume(map(setattr, map(_value_of, writes), repeat("data"), results))
+            results = call(*map(value_of, reads), *arrays)
+            write_back(writes, results)
         return results[count:]  # type: ignore[no-any-return]
 
     return run
-
-
-def _settled(x: Any) -> Tensor:
-    return x.detach() if isinstance(x, torch.Tensor) else _from_numpy(x)

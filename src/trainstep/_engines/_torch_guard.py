@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
@@ -45,7 +46,7 @@ class TraceGuard:
         """`fn`, run with the guard on top of what traces it."""
 
         def watched(*args: Any) -> Any:
-            with _Mode(self):
+            with _Factors(), _Mode(self):
                 return fn(*args)
 
         return watched
@@ -55,6 +56,22 @@ class TraceGuard:
         number = next(self._numbers)
         self.seeds[number] = seed
         return number
+
+
+class _Factors(TorchFunctionMode):
+    """Keeps a factor that is a tensor a tensor.
+
+    Keras's SGD passes the learning rate as `alpha`, which torch takes as a Python number.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(kwargs.get("alpha"), torch.Tensor):
+            factor = kwargs.pop("alpha")
+            target, other = args
+            many = isinstance(other, (list, tuple))
+            args = (target, torch._foreach_mul(other, factor) if many else other * factor)
+        return func(*args, **kwargs)
 
 
 class _Mode(TorchDispatchMode):

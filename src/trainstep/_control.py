@@ -1,0 +1,100 @@
+"""Keras's control flow while a step is traced: branches that write variables.
+
+A branch of `keras.ops.cond` is a program of its own on JAX and TensorFlow, so a value assigned in it
+cannot leave; and on torch Keras asks Python for the predicate, which a trace cannot answer. In both
+cases the branches are computed side by side and the right results are selected, those of
+variables included. This is how a loss-scaling optimizer skips a step.
+
+Keras calls these functions by their names in its backend's module; while a step is traced, and
+for the tracing thread only, the names lead here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from keras import ops, tree
+from keras.src import backend as keras_backend
+
+from trainstep._errors import StateError
+from trainstep._state import Branch, active, current_scope
+
+_core: Any = keras_backend.core
+
+
+class Uncompilable(Exception):
+    """The step does something that the engine can only run as Python."""
+
+
+@contextlib.contextmanager
+def traced_control_flow(*, by_value: bool) -> Iterator[None]:
+    """Leads Keras's control flow here until the trace is over.
+
+    Args:
+        by_value: Whether Keras's own functions ask Python for tensor values on this engine.
+    """
+    natives = {name: getattr(_core, name) for name in ("cond", "switch", "while_loop")}
+    cond, switch, while_loop = natives.values()
+
+    def traced_cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+        if not _compiling():
+            return cond(pred, true_fn, false_fn)
+        with contextlib.suppress(StateError):
+            if not by_value:
+                return cond(pred, true_fn, false_fn)
+        return _select(ops.cast(ops.cast(pred, "bool"), "int32"), [false_fn, true_fn])
+
+    def traced_switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+        if not _compiling():
+            return switch(index, branches, *operands)
+        with contextlib.suppress(StateError):
+            if not by_value:
+                return switch(index, branches, *operands)
+        index = ops.clip(ops.cast(index, "int32"), 0, len(branches) - 1)
+        return _select(index, [functools.partial(branch, *operands) for branch in branches])
+
+    def traced_while_loop(*args: Any, **kwargs: Any) -> Any:
+        if _compiling() and by_value:
+            raise Uncompilable("keras.ops.while_loop")
+        return while_loop(*args, **kwargs)
+
+    _core.cond, _core.switch, _core.while_loop = traced_cond, traced_switch, traced_while_loop
+    try:
+        yield
+    finally:
+        for name, native in natives.items():
+            setattr(_core, name, native)
+
+
+def _compiling() -> bool:
+    recorder = active()
+    return recorder is not None and not recorder.uncompiled
+
+
+def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
+    """Runs every case and selects the results and writes of case `index`."""
+    branches = []
+    results = []
+    for case in cases:
+        branch = Branch(lambda variable, value: value, current_scope().place)
+        with branch:
+            results.append(case())
+        branches.append(branch)
+    written = {key: variable for branch in branches for key, variable in branch.writes.items()}
+    for key, variable in written.items():
+        values = [branch.state_mapping.get(key) for branch in branches]
+        outer = branches[0].outer_value(variable)
+        chosen = _choose(index, [outer if value is None else value for value in values])
+        current_scope().add_update((variable, chosen))
+    return tree.map_structure(lambda *leaves: _choose(index, leaves), *results)
+
+
+def _choose(index: Any, values: Sequence[Any]) -> Any:
+    chosen = values[0]
+    for number, value in enumerate(values[1:], start=1):
+        if value is not chosen:
+            chosen = ops.where(ops.equal(index, number), value, chosen)
+    return chosen

@@ -1,0 +1,59 @@
+"""A torch step that cannot be recorded as a graph, run as Python at every call.
+
+`keras.ops.while_loop` asks for its predicate at each turn; no graph holds that and its gradient.
+Such a step is as safe as a compiled one (it works on clones, and new values are swapped in at
+the end), but not as fast; the ledger says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trainstep._engines._base import Executable, Step, Tensor, Traced, Variable
+from trainstep._engines._torch_state import as_tensor, write_back
+from trainstep._state import Recorder, Recording
+
+
+def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder) -> Traced:
+    """Runs the step once on clones to find its variables; the program runs it again each time."""
+    recorder.uncompiled = True
+    _run(step, tensors, recorder)
+    reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
+
+    def build(compiler: str) -> Executable:
+        def run(leaves: list[Any]) -> Sequence[Tensor]:
+            scope = Recording(recorder.place)
+            outputs = _run(step, [as_tensor(x) for x in leaves], scope)
+            with torch.no_grad():
+                write_back(list(scope.writes.values()), scope.new_values())
+            return outputs
+
+        return run
+
+    return Traced(reads, writes, build, uncompiled=True)
+
+
+def _run(step: Step, tensors: Sequence[Tensor], scope: Recording) -> list[Tensor]:
+    lifted: dict[int, tuple[Tensor, int]] = {}
+
+    def lift(variable: Variable) -> Tensor:
+        with torch.no_grad():
+            value = variable._value.detach().clone()
+        value.requires_grad_(variable.trainable and value.is_floating_point())
+        lifted[id(variable)] = (value, value._version)
+        return value
+
+    scope.reads.clear()
+    scope.writes.clear()
+    scope.state_mapping.clear()
+    scope.lift = lift
+    scope.store = lambda variable, value: value.detach().clone()
+    with scope:
+        outputs = step(tensors)
+    for key, (value, version) in lifted.items():
+        if value._version != version and key not in scope.writes:  # updated in place
+            scope.writes[key] = scope.reads[key]
+    return [x.detach().clone() if isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in outputs]

@@ -1,0 +1,37 @@
+"""How values enter and leave torch parameters."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+
+value_of = attrgetter("_value")
+_consume = deque(maxlen=0).extend
+
+# Types that NumPy has, and torch or Keras on torch has not.
+WIDENED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
+
+
+def write_back(variables: Sequence[Any], values: Iterable[Any]) -> None:
+    """Swaps new storage into the parameters; what views the old storage keeps its numbers.
+
+    One call in C: Ctrl-C, which Python handles between its own instructions, falls before or
+    after the whole of it.
+    """
+    _consume(map(setattr, map(value_of, variables), repeat("data"), values))
+
+
+def from_numpy(x: Any) -> Any:
+    """A tensor over a NumPy array's memory, or over a copy where torch could not write to it."""
+    return torch.from_numpy(x if x.flags.writeable and x.flags.c_contiguous else np.array(x))
+
+
+def as_tensor(x: Any) -> Any:
+    """A leaf as a plain tensor."""
+    return x.detach() if isinstance(x, torch.Tensor) else from_numpy(x)
