@@ -79,17 +79,28 @@ def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
     branches = []
     results = []
     for case in cases:
-        branch = Branch(lambda variable, value: value, current_scope().place)
-        with branch:
-            results.append(case())
+        branch, result = _run(case)
         branches.append(branch)
+        results.append(result)
     written = {key: variable for branch in branches for key, variable in branch.writes.items()}
     for key, variable in written.items():
-        values = [branch.state_mapping.get(key) for branch in branches]
         outer = branches[0].outer_value(variable)
-        chosen = _choose(index, [outer if value is None else value for value in values])
-        current_scope().add_update((variable, chosen))
+        values = [branch.state_mapping[key] if key in branch.writes else outer for branch in branches]
+        current_scope().add_update((variable, _choose(index, values)))
     return tree.map_structure(lambda *leaves: _choose(index, leaves), *results)
+
+
+def _run(case: Callable[[], Any]) -> tuple[Branch, Any]:
+    """Runs one case without letting its writes out."""
+    recorder = active()
+    assert recorder is not None
+    branch = Branch(lambda variable, value: recorder.shielded(value), current_scope().place)
+    with branch:
+        result = case()
+    for key, variable in branch.held.items():
+        if recorder.updated_in_place(branch.state_mapping[key]):
+            branch.writes[key] = variable
+    return branch, result
 
 
 def _choose(index: Any, values: Sequence[Any]) -> Any:

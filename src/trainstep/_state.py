@@ -104,6 +104,9 @@ class Recorder(Recording):
     def __init__(self, place: Callable[[], Any]) -> None:
         super().__init__(place)
         self.layers: dict[int, Any] = {}
+        # Engines whose optimizers update in place say how to tell, and how to shield a value.
+        self.updated_in_place: Callable[[Any], bool] = lambda value: False
+        self.shielded: Callable[[Any], Any] = lambda value: value
         self.uncompiled = False  # the engine gave up recording: tensors have values now
 
     def __enter__(self) -> Recorder:

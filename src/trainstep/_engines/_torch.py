@@ -24,7 +24,6 @@ from torch.fx.experimental.proxy_tensor import (
 from trainstep._control import Uncompilable
 from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Variable, Wanted
 from trainstep._engines._torch_eager import eager
-from trainstep._engines._torch_graph import keep_outputs, make_pure
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
 from trainstep._engines._torch_state import WIDENED, as_tensor, from_numpy, value_of, write_back
 from trainstep._state import Branch, Recorder
@@ -65,8 +64,10 @@ class TorchEngine:
         return isinstance(error, TensorValueNeeded)
 
     def trace(self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options) -> Traced:
+        guard = TraceGuard()
         lifted: dict[int, Tensor] = {}
         inputs: list[Any] = []
+        updated: list[bool] = []
 
         def lift(variable: Variable) -> Tensor:
             value = lifted[id(variable)] = _input(variable, inputs)
@@ -74,27 +75,25 @@ class TorchEngine:
 
         def pure(*tensors: Tensor) -> list[Tensor]:
             outputs = [self.tensor(x) for x in step(tensors)]
+            for key, value in lifted.items():
+                updated.append(guard.updated(value))
+                if updated[-1]:
+                    recorder.writes.setdefault(key, recorder.reads[key])
             given = {id(x) for x in (*tensors, *lifted.values())}
             outputs = [x.clone() if id(x) in given else x for x in outputs]
-            return [*lifted.values(), *recorder.new_values(), *outputs]
+            return [*recorder.new_values(), *outputs]
 
-        def store(variable: Variable, value: Tensor) -> Tensor:
-            # A copy: the value may be another variable's too, and be updated in place there.
-            return value.detach().clone()
-
-        recorder.lift, recorder.store = lift, store
+        recorder.lift, recorder.store = lift, lambda variable, value: _copy(value)
+        recorder.shielded, recorder.updated_in_place = _copy, guard.updated
         tensors = [x.detach().clone() if isinstance(x, torch.Tensor) else from_numpy(x) for x in leaves]
         try:
-            with recorder, TraceGuard() as guard:
+            with recorder, guard:
                 module = make_fx(guard.watching(pure))(*tensors)
         except Uncompilable:
             return eager(step, tensors, recorder)
-        reads, assigned = list(recorder.reads.values()), list(recorder.writes.values())
-        hits = make_pure(module.graph, len(reads))
-        kept = [hit and id(v) not in recorder.writes for v, hit in zip(reads, hits, strict=True)]
-        keep_outputs(module.graph, kept)
+        _clone_inputs(module.graph, updated)
         module.recompile()
-        writes = [*(v for v, keep in zip(reads, kept, strict=True) if keep), *assigned]
+        reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         return Traced(reads, writes, lambda compiler: _build(module, reads, writes, tensors, compiler))
 
     def differentiate(
@@ -153,6 +152,11 @@ def _gradients(value: Tensor, wrt: list[Tensor], create_graph: bool) -> list[Ten
     return [torch.zeros_like(x) if g is None else g for x, g in zip(wrt, found, strict=True)]
 
 
+def _copy(value: Tensor) -> Tensor:
+    """A value of its own: the original may be another variable's too, and be updated in place."""
+    return value.detach().clone()
+
+
 def _input(variable: Variable, inputs: list[Any]) -> Tensor:
     """A clone of the variable's value, as an input of the graph that is being traced."""
     mode = get_proxy_mode()
@@ -172,6 +176,16 @@ def _input(variable: Variable, inputs: list[Any]) -> Tensor:
     if variable.trainable and value.is_floating_point():
         value.requires_grad_()  # a step may use torch's own autograd, too
     return value
+
+
+def _clone_inputs(graph: Any, updated: Sequence[bool]) -> None:
+    """Puts a clone behind each of the first inputs that is updated in place."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, hit in zip(inputs, updated, strict=False):
+        if hit:
+            with graph.inserting_after(inputs[-1]):
+                copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+            node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
 
 
 def _build(

@@ -35,12 +35,14 @@ class TraceGuard:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self.seeds: dict[int, Any] = {}
+        self._updated: dict[int, Any] = {}
 
     def __enter__(self) -> TraceGuard:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.seeds.clear()
+        self._updated.clear()
 
     def watching(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`fn`, run with the guard on top of what traces it."""
@@ -50,6 +52,20 @@ class TraceGuard:
                 return fn(*args)
 
         return watched
+
+    def note_updates(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Remembers the memory that an operation writes into."""
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[index] if index < len(args) else kwargs.get(argument.name)
+                for tensor in given if isinstance(given, (list, tuple)) else (given,):
+                    if isinstance(tensor, torch.Tensor):
+                        storage = tensor.untyped_storage()
+                        self._updated[storage._cdata] = storage  # held: its number stays taken
+
+    def updated(self, tensor: Any) -> bool:
+        """Whether an operation wrote into the tensor's memory."""
+        return tensor.untyped_storage()._cdata in self._updated
 
     def number_for(self, seed: Any) -> int:
         """A number that stands for a seed."""
@@ -85,6 +101,8 @@ class _Mode(TorchDispatchMode):
             if not _keras_is_seeding():
                 raise TensorValueNeeded(str(func))
             return self._guard.number_for(args[0])
+        if func._schema.is_mutable:
+            self._guard.note_updates(func, args, kwargs)
         generator = kwargs.get("generator") or next((a for a in args if isinstance(a, torch.Generator)), None)
         if generator is not None:
             seed = self._guard.seeds.get(generator.initial_seed())
