@@ -183,7 +183,9 @@ class Arguments:
         if children is not None:
             kind = type(value).__name__
             text = f"{kind} of {len(children)}"
-            yield Part(f"{name} (structure)", text, "structure", (kind, tuple(n for n, _ in children)))
+            yield Part(
+                f"{name} (structure)", text, "structure", (kind, tuple(n for n, _ in children))
+            )
             for suffix, child in children:
                 yield from self._parts(function, f"{name}{suffix}", child)
             return
@@ -191,7 +193,10 @@ class Arguments:
             (self._handlers.get(type(value)) or self._learn(value, type(value)))(value, key, leaves)
         except (TypeError, ValueError) as error:
             raise ArgumentError(
-                function, name, "an array, a number, a static value or an object", str(error),
+                function,
+                name,
+                "an array, a number, a static value or an object",
+                str(error),
                 "convert it before the call",
             ) from error
         if isinstance(key[0], tuple) and key[0][:1] == (object,):

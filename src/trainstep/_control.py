@@ -85,7 +85,9 @@ def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
     written = {key: variable for branch in branches for key, variable in branch.writes.items()}
     for key, variable in written.items():
         outer = branches[0].outer_value(variable)
-        values = [branch.state_mapping[key] if key in branch.writes else outer for branch in branches]
+        values = [
+            branch.state_mapping[key] if key in branch.writes else outer for branch in branches
+        ]
         current_scope().add_update((variable, _choose(index, values)))
     return tree.map_structure(lambda *leaves: _choose(index, leaves), *results)
 

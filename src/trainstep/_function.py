@@ -43,8 +43,14 @@ class Function(Generic[P, R]):
     """A step that is compiled once per signature. Made by `trainstep.function`."""
 
     def __init__(
-        self, fn: Callable[P, R], *, signature: Sequence[Any] | None = None, max_traces: int | None = None,
-        name: str | None = None, options: Options | None = None, engine: Engine | None = None,
+        self,
+        fn: Callable[P, R],
+        *,
+        signature: Sequence[Any] | None = None,
+        max_traces: int | None = None,
+        name: str | None = None,
+        options: Options | None = None,
+        engine: Engine | None = None,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         inner = fn
@@ -56,7 +62,9 @@ class Function(Generic[P, R]):
         self._options = options or Options()
         self._max_traces = max_traces
         self._parameters = Parameters(fn)
-        self._specs = None if signature is None else self._parameters.specs(self.__name__, signature)
+        self._specs = (
+            None if signature is None else self._parameters.specs(self.__name__, signature)
+        )
         self._arguments = Arguments(self._engine)
         self._programs = Programs()
         self.ledger = Ledger(self.__name__)
@@ -143,8 +151,11 @@ class Function(Generic[P, R]):
             watch = Watch(recorder.layers.values(), touched)
             program = Program(event.index, executable, build, watch, domain_of(touched))
             event = replace(
-                event, trace_seconds=traced_at - started, compile_seconds=compiled_at - traced_at,
-                reads=tuple(v.path for v in traced.reads), writes=tuple(v.path for v in traced.writes),
+                event,
+                trace_seconds=traced_at - started,
+                compile_seconds=compiled_at - traced_at,
+                reads=tuple(v.path for v in traced.reads),
+                writes=tuple(v.path for v in traced.writes),
                 compiler=compiler,
             )
             self.ledger.record(event, signature.with_flags(watch.parts()))
@@ -177,13 +188,19 @@ class Function(Generic[P, R]):
         if index is not None and not texts:
             texts = ["the earlier program was dropped with an object that it was compiled for"]
         event = TraceEvent(
-            index=len(self.ledger) + 1, function=self.__name__, signature=str(signature),
-            changes=tuple(texts), nearest=None if index is None else index + 1, site=site,
+            index=len(self.ledger) + 1,
+            function=self.__name__,
+            signature=str(signature),
+            changes=tuple(texts),
+            nearest=None if index is None else index + 1,
+            site=site,
             advice=advice(changes),
         )
         return signature, event
 
-    def _trace(self, values: Sequence[Any], leaves: Sequence[Any], recorder: Recorder) -> tuple[Traced, Build]:
+    def _trace(
+        self, values: Sequence[Any], leaves: Sequence[Any], recorder: Recorder
+    ) -> tuple[Traced, Build]:
         builds: list[Build] = []
 
         def step(tensors: Sequence[Any]) -> list[Any]:
@@ -224,7 +241,10 @@ class Function(Generic[P, R]):
             wanted, came = structure(spec), structure(value)
             if wanted is None or came is None or [n for n, _ in wanted] != [n for n, _ in came]:
                 raise ArgumentError(
-                    self.__name__, name, f"the structure {spec!r}", f"{type(value).__name__}",
+                    self.__name__,
+                    name,
+                    f"the structure {spec!r}",
+                    f"{type(value).__name__}",
                     "pass the same structure as in `signature`",
                 )
             for (suffix, inner), (_, child) in zip(wanted, came, strict=True):
@@ -233,11 +253,21 @@ class Function(Generic[P, R]):
         parts = list(self._arguments.parts(self.__name__, [name], [value]))
         if len(parts) != 1 or parts[0].kind != "array":
             raise ArgumentError(
-                self.__name__, spec.name or name, str(spec), "; ".join(p.text for p in parts),
+                self.__name__,
+                spec.name or name,
+                str(spec),
+                "; ".join(p.text for p in parts),
                 "pass one array",
             )
         shape, dtype = parts[0].token  # type: ignore[misc]
-        check(spec, shape, dtype, function=self.__name__, argument=name, canonical=self._engine.canonical)
+        check(
+            spec,
+            shape,
+            dtype,
+            function=self.__name__,
+            argument=name,
+            canonical=self._engine.canonical,
+        )
 
 
 class BoundFunction:
@@ -294,12 +324,24 @@ def _objects(arguments: Arguments, values: Sequence[Any]) -> list[Any]:
 def function(fn: Callable[P, R]) -> Function[P, R]: ...
 @overload
 def function(
-    fn: None = None, *, signature: Sequence[Any] | None = None, max_traces: int | None = None,
-    name: str | None = None, donate: bool = True, optimize: str = "auto", engine: Engine | None = None,
+    fn: None = None,
+    *,
+    signature: Sequence[Any] | None = None,
+    max_traces: int | None = None,
+    name: str | None = None,
+    donate: bool = True,
+    optimize: str = "auto",
+    engine: Engine | None = None,
 ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 def function(
-    fn: Any = None, *, signature: Sequence[Any] | None = None, max_traces: int | None = None,
-    name: str | None = None, donate: bool = True, optimize: str = "auto", engine: Engine | None = None,
+    fn: Any = None,
+    *,
+    signature: Sequence[Any] | None = None,
+    max_traces: int | None = None,
+    name: str | None = None,
+    donate: bool = True,
+    optimize: str = "auto",
+    engine: Engine | None = None,
 ) -> Any:
     """Compiles a step: a Python function that reads and writes Keras variables.
 
@@ -338,13 +380,21 @@ def function(
     choices = ("auto", "trace", "full", "measure")
     if optimize not in choices:
         raise ArgumentError(
-            "trainstep.function", "optimize", " or ".join(map(repr, choices)), repr(optimize), "pass one of them"
+            "trainstep.function",
+            "optimize",
+            " or ".join(map(repr, choices)),
+            repr(optimize),
+            "pass one of them",
         )
 
     def decorate(fn: Callable[P, R]) -> Function[P, R]:
         return Function(
-            fn, signature=signature, max_traces=max_traces, name=name,
-            options=Options(donate=donate, optimize=optimize), engine=engine,
+            fn,
+            signature=signature,
+            max_traces=max_traces,
+            name=name,
+            options=Options(donate=donate, optimize=optimize),
+            engine=engine,
         )
 
     return decorate if fn is None else decorate(fn)

@@ -19,7 +19,10 @@ from trainstep._errors import GradientError
 
 
 def value_and_grad(
-    fn: Callable[..., Any], variables: Wanted = None, *, argnums: int | Sequence[int] | None = None,
+    fn: Callable[..., Any],
+    variables: Wanted = None,
+    *,
+    argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
 ) -> Callable[..., tuple[Any, Any]]:
     """Returns a function that computes `fn` and its gradients.
@@ -86,7 +89,10 @@ def value_and_grad(
 
 
 def grad(
-    fn: Callable[..., Any], variables: Wanted = None, *, argnums: int | Sequence[int] | None = None,
+    fn: Callable[..., Any],
+    variables: Wanted = None,
+    *,
+    argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
 ) -> Callable[..., Any]:
     """Like `value_and_grad`, without the value: returns gradients, or `(gradients, aux)`.
@@ -191,9 +197,15 @@ def _scalar(result: Any, has_aux: bool) -> tuple[Tensor, Any]:
 
 def _leaves(value: Any) -> list[Any]:
     children = structure(value)
-    return [value] if children is None else [leaf for _, child in children for leaf in _leaves(child)]
+    return (
+        [value] if children is None else [leaf for _, child in children for leaf in _leaves(child)]
+    )
 
 
 def _filled(value: Any, leaves: Any) -> Any:
     children = structure(value)
-    return next(leaves) if children is None else like(value, [_filled(child, leaves) for _, child in children])
+    return (
+        next(leaves)
+        if children is None
+        else like(value, [_filled(child, leaves) for _, child in children])
+    )

@@ -115,7 +115,10 @@ class Ledger(Sequence[TraceEvent]):
         self._events.append(event)
         self._signatures.append(signature)
         log.info(
-            "%s (traced in %.2f s, compiled in %.2f s)", event, event.trace_seconds, event.compile_seconds
+            "%s (traced in %.2f s, compiled in %.2f s)",
+            event,
+            event.trace_seconds,
+            event.compile_seconds,
         )
 
     def add_compile_seconds(self, index: int, seconds: float) -> None:

@@ -15,14 +15,18 @@ from trainstep._arguments import like, structure
 Build = Callable[[Sequence[Any]], Any]
 
 
-def take_out(value: Any, is_tensor: Callable[[Any], bool], arguments: Sequence[Any]) -> tuple[list[Any], Build]:
+def take_out(
+    value: Any, is_tensor: Callable[[Any], bool], arguments: Sequence[Any]
+) -> tuple[list[Any], Build]:
     """The tensors of a step's result, and the function that puts others in their place."""
     tensors: list[Any] = []
     build = _builder(value, is_tensor, arguments, tensors)
     return tensors, build
 
 
-def _builder(value: Any, is_tensor: Callable[[Any], bool], arguments: Sequence[Any], tensors: list[Any]) -> Build:
+def _builder(
+    value: Any, is_tensor: Callable[[Any], bool], arguments: Sequence[Any], tensors: list[Any]
+) -> Build:
     if is_tensor(value):
         index = len(tensors)
         tensors.append(value)

@@ -34,8 +34,11 @@ class Parameters:
         """One entry of the declared signature per parameter; the ones left out accept anything."""
         if len(signature) > len(self.names):
             raise ArgumentError(
-                function, "signature", f"at most {len(self.names)} entries, one per parameter",
-                f"{len(signature)} entries", "give one Spec per parameter",
+                function,
+                "signature",
+                f"at most {len(self.names)} entries, one per parameter",
+                f"{len(signature)} entries",
+                "give one Spec per parameter",
             )
         return [*signature, *[None] * (len(self.names) - len(signature))]
 

@@ -64,7 +64,9 @@ class Programs:
         """Keeps a program for as long as the objects that it was compiled for live."""
         self._by_key[key] = [*self._by_key.get(key, ()), program]
         for each in objects:
-            for owner in (each.__self__, each.__func__) if isinstance(each, types.MethodType) else (each,):
+            for owner in (
+                (each.__self__, each.__func__) if isinstance(each, types.MethodType) else (each,)
+            ):
                 self._keep_with(owner, key)
 
     def _keep_with(self, owner: Any, key: Key) -> None:

@@ -19,7 +19,9 @@ _LIBRARIES = frozenset(
 
 def _is_users(frame: FrameType) -> bool:
     module = frame.f_globals.get("__name__", "")
-    return module.partition(".")[0] not in _LIBRARIES and not frame.f_code.co_filename.startswith("<")
+    return module.partition(".")[0] not in _LIBRARIES and not frame.f_code.co_filename.startswith(
+        "<"
+    )
 
 
 def _name(filename: str, line: int) -> str:

@@ -32,7 +32,9 @@ class Spec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
-        object.__setattr__(self, "dtype", np.dtype(self.dtype).name if self.dtype != "bfloat16" else "bfloat16")
+        object.__setattr__(
+            self, "dtype", np.dtype(self.dtype).name if self.dtype != "bfloat16" else "bfloat16"
+        )
 
     def __str__(self) -> str:
         return array_text(self.shape, self.dtype)
@@ -41,10 +43,15 @@ class Spec:
         """An array of this shape, for compiling ahead of the first batch."""
         if None in self.shape:
             raise ArgumentError(
-                function, argument, "a size on every axis", str(self),
+                function,
+                argument,
+                "a size on every axis",
+                str(self),
                 "give `warm_up` the size that the first batch will have",
             )
-        return np.zeros([d or 0 for d in self.shape], "float32" if self.dtype == "bfloat16" else self.dtype)
+        return np.zeros(
+            [d or 0 for d in self.shape], "float32" if self.dtype == "bfloat16" else self.dtype
+        )
 
 
 def array_text(shape: Sequence[int | None], dtype: str) -> str:
@@ -52,7 +59,15 @@ def array_text(shape: Sequence[int | None], dtype: str) -> str:
     return f"{dtype}[{','.join('?' if d is None else str(d) for d in shape)}]"
 
 
-def check(spec: Spec, shape: tuple[int, ...], dtype: str, *, function: str, argument: str, canonical: Callable[[str], str]) -> None:
+def check(
+    spec: Spec,
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    function: str,
+    argument: str,
+    canonical: Callable[[str], str],
+) -> None:
     """Raises an `ArgumentError` that names the axis unless the array fits."""
     argument = spec.name or argument
     came = array_text(shape, dtype)
@@ -62,12 +77,18 @@ def check(spec: Spec, shape: tuple[int, ...], dtype: str, *, function: str, argu
     for axis, (size, want) in enumerate(zip(shape, spec.shape, strict=True)):
         if want is not None and size != want:
             raise ArgumentError(
-                function, argument, str(spec), f"{came}: axis {axis} is {size}, not {want}",
+                function,
+                argument,
+                str(spec),
+                f"{came}: axis {axis} is {size}, not {want}",
                 f"pass size {want} on axis {axis}, or declare the axis as None",
             )
     if dtype != canonical(spec.dtype):
         raise ArgumentError(
-            function, argument, str(spec), f"{came}: the dtype is {dtype}",
+            function,
+            argument,
+            str(spec),
+            f"{came}: the dtype is {dtype}",
             f"convert it with `.astype({spec.dtype!r})`, or declare dtype={dtype!r}",
         )
 

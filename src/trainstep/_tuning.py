@@ -20,7 +20,9 @@ _WARM = 2
 class Tuned:
     """An executable that becomes one of several."""
 
-    def __init__(self, candidates: dict[str, Executable], decided: Callable[[str, Executable], None]) -> None:
+    def __init__(
+        self, candidates: dict[str, Executable], decided: Callable[[str, Executable], None]
+    ) -> None:
         self._candidates = candidates
         self._seconds: dict[str, list[float]] = {name: [] for name in candidates}
         self._decided = decided

@@ -75,7 +75,9 @@ class Engine(Protocol):
         """
         ...
 
-    def trace(self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options) -> Traced:
+    def trace(
+        self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options
+    ) -> Traced:
         """Runs `step` once on stand-ins for `leaves`."""
         ...
 

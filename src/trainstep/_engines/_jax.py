@@ -22,7 +22,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
-from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Variable, Wanted
+from trainstep._engines._base import (
+    Executable,
+    Loss,
+    Options,
+    Step,
+    Tensor,
+    Traced,
+    Variable,
+    Wanted,
+)
 from trainstep._errors import ForeignTraceError
 from trainstep._outputs import take_out
 from trainstep._state import Branch, Recorder, Recording, current_scope
@@ -71,11 +80,17 @@ class JaxEngine:
         return False
 
     def asks_for_a_value(self, error: BaseException) -> bool:
-        return isinstance(error, (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError))
+        return isinstance(
+            error, (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+        )
 
-    def trace(self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options) -> Traced:
+    def trace(
+        self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options
+    ) -> Traced:
         with recorder:
-            closed = _record(recorder, step, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves])
+            closed = _record(
+                recorder, step, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+            )
         # Variables that the step created have their values now.
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         return Traced(reads, writes, lambda compiler: _build(closed, reads, writes, options))
@@ -85,7 +100,9 @@ class JaxEngine:
     ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
         if variables is None or callable(variables):
             found, call = _replayable(call, leaves, self.place)
-            variables = [v for v in found if v.trainable] if variables is None else list(variables())
+            variables = (
+                [v for v in found if v.trainable] if variables is None else list(variables())
+            )
         wanted = list(variables)
         parts: dict[str, Any] = {}
 
@@ -101,9 +118,9 @@ class JaxEngine:
 
         outer = Branch(lambda variable, value: value, self.place)
         values = [outer.outer_value(v) for v in wanted]
-        (value, extra), (by_variable, by_leaf) = jax.value_and_grad(pure, argnums=(0, 1), has_aux=True)(
-            values, list(leaves)
-        )
+        (value, extra), (by_variable, by_leaf) = jax.value_and_grad(
+            pure, argnums=(0, 1), has_aux=True
+        )(values, list(leaves))
         parts["branch"].give_back(extra[parts["count"] :])
         return value, parts["aux"](extra), by_variable, by_leaf
 
@@ -185,7 +202,9 @@ def _replayable(
 # Compiling and running ------------------------------------------------------------------------
 
 
-def _build(closed: Any, reads: list[Variable], writes: list[Variable], options: Options) -> Executable:
+def _build(
+    closed: Any, reads: list[Variable], writes: list[Variable], options: Options
+) -> Executable:
     """Compiles a recorded step.
 
     Inputs are ordered as: state that is read and written, state that is only read, arguments.
@@ -193,10 +212,16 @@ def _build(closed: Any, reads: list[Variable], writes: list[Variable], options: 
     jaxpr = closed.jaxpr
     written = {id(v) for v in writes}
     inputs = dict(zip(map(id, reads), jaxpr.invars, strict=False))
+    outputs = dict(zip(map(id, writes), jaxpr.outvars, strict=False))
     changed = [v for v in reads if id(v) in written]
     fixed = [v for v in reads if id(v) not in written]
-    state = [inputs[id(v)] for v in (*changed, *fixed)]
-    jaxpr = jaxpr.replace(invars=[*state, *jaxpr.invars[len(reads) :]])
+    # JAX pairs donated inputs with outputs of their shape in the order it finds them. In one order,
+    # every variable gets its own buffer back; in another, XLA has to copy most of the state.
+    writes = [*changed, *(v for v in writes if id(v) not in inputs)]
+    jaxpr = jaxpr.replace(
+        invars=[*(inputs[id(v)] for v in (*changed, *fixed)), *jaxpr.invars[len(reads) :]],
+        outvars=[*(outputs[id(v)] for v in writes), *jaxpr.outvars[len(writes) :]],
+    )
     fun = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, closed.consts))
     # A callback may raise after it was dispatched. Such a step gives its memory up only when it is over.
     fallible = _has_callback(jaxpr)
@@ -224,7 +249,11 @@ def _direct_call(compiled: Any) -> Callable[..., Any]:
 
 
 def _lean(
-    call: Callable[..., Any], changed: list[Variable], fixed: list[Variable], writes: list[Variable], donates: bool
+    call: Callable[..., Any],
+    changed: list[Variable],
+    fixed: list[Variable],
+    writes: list[Variable],
+    donates: bool,
 ) -> Executable:
     def run(leaves: list[Any]) -> list[Tensor]:
         state = list(map(_value_of, changed))

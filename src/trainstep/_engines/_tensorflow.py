@@ -18,7 +18,16 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Variable, Wanted
+from trainstep._engines._base import (
+    Executable,
+    Loss,
+    Options,
+    Step,
+    Tensor,
+    Traced,
+    Variable,
+    Wanted,
+)
 from trainstep._state import Branch, Recorder, current_scope, initialize_pending
 
 
@@ -58,7 +67,9 @@ class TensorFlowEngine:
             and any(word in str(error) for word in ("ymbolic", "eager execution"))
         )
 
-    def trace(self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options) -> Traced:
+    def trace(
+        self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options
+    ) -> Traced:
         writes: list[Variable] = []
 
         def body(*tensors: Tensor) -> list[Tensor]:
@@ -66,7 +77,11 @@ class TensorFlowEngine:
             _prepare(recorder, graph)
             outputs = [tf.convert_to_tensor(x) for x in step(tensors)]
             new = recorder.new_values()
-            effects = [op for op in graph.get_operations() if op.op_def.is_stateful and op.type != "ReadVariableOp"]
+            effects = [
+                op
+                for op in graph.get_operations()
+                if op.op_def.is_stateful and op.type != "ReadVariableOp"
+            ]
             with tf.control_dependencies([*new, *outputs, *effects]):
                 settled = tf.no_op("settled")
             with tf.control_dependencies([settled]):
@@ -81,7 +96,9 @@ class TensorFlowEngine:
 
         def build(compiler: str) -> Executable:
             if compiler == "xla":
-                whole = tf.function(lambda *tensors: concrete(*tensors), autograph=False, jit_compile=True)
+                whole = tf.function(
+                    lambda *tensors: concrete(*tensors), autograph=False, jit_compile=True
+                )
                 return _executable(whole.get_concrete_function(*specs))
             return _executable(concrete)
 
@@ -117,7 +134,9 @@ class TensorFlowEngine:
         known = [source for source in found if source is not None]
         by_source = iter(tape.gradient(value, [*known, *leaves], unconnected_gradients="zero"))
         by_variable = [
-            tf.zeros_like(branch.outer_value(v)) if source is None else tf.convert_to_tensor(next(by_source))
+            tf.zeros_like(branch.outer_value(v))
+            if source is None
+            else tf.convert_to_tensor(next(by_source))
             for v, source in zip(variables, found, strict=True)
         ]
         return value, aux, by_variable, [tf.convert_to_tensor(g) for g in by_source]
@@ -143,7 +162,11 @@ def _prepare(recorder: Recorder, graph: Any) -> None:
         return _act_as_variable(tf.identity(value), variable)
 
     recorder.home = graph
-    recorder.lift, recorder.store, recorder.note_read = lift, stand_in, pywrap_tfe.TFE_Py_TapeVariableAccessed
+    recorder.lift, recorder.store, recorder.note_read = (
+        lift,
+        stand_in,
+        pywrap_tfe.TFE_Py_TapeVariableAccessed,
+    )
 
 
 def _plain_variable(next_creator: Any, **kwargs: Any) -> Any:

@@ -22,12 +22,20 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from trainstep._control import Uncompilable
-from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Variable, Wanted
+from trainstep._engines._base import (
+    Executable,
+    Loss,
+    Options,
+    Step,
+    Tensor,
+    Traced,
+    Variable,
+    Wanted,
+)
 from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
 from trainstep._engines._torch_state import WIDENED, as_tensor, from_numpy, value_of, write_back
 from trainstep._state import Branch, Recorder
-
 
 
 class TorchEngine:
@@ -63,7 +71,9 @@ class TorchEngine:
     def asks_for_a_value(self, error: BaseException) -> bool:
         return isinstance(error, TensorValueNeeded)
 
-    def trace(self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options) -> Traced:
+    def trace(
+        self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options
+    ) -> Traced:
         guard = TraceGuard()
         lifted: dict[int, Tensor] = {}
         inputs: list[Any] = []
@@ -85,7 +95,9 @@ class TorchEngine:
 
         recorder.lift, recorder.store = lift, lambda variable, value: _copy(value)
         recorder.shielded, recorder.updated_in_place = _copy, guard.updated
-        tensors = [x.detach().clone() if isinstance(x, torch.Tensor) else from_numpy(x) for x in leaves]
+        tensors = [
+            x.detach().clone() if isinstance(x, torch.Tensor) else from_numpy(x) for x in leaves
+        ]
         try:
             with recorder, guard:
                 module = make_fx(guard.watching(pure))(*tensors)
@@ -94,7 +106,9 @@ class TorchEngine:
         _clone_inputs(module.graph, updated)
         module.recompile()
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-        return Traced(reads, writes, lambda compiler: _build(module, reads, writes, tensors, compiler))
+        return Traced(
+            reads, writes, lambda compiler: _build(module, reads, writes, tensors, compiler)
+        )
 
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
@@ -106,7 +120,11 @@ class TorchEngine:
 
         def source_of(value: Tensor) -> Tensor:
             # A view where an outer differentiation has to see through, a new leaf elsewhere.
-            return value.view_as(value) if value.requires_grad and depth else value.detach().requires_grad_()
+            return (
+                value.view_as(value)
+                if value.requires_grad and depth
+                else value.detach().requires_grad_()
+            )
 
         def lift(variable: Variable, value: Tensor) -> Tensor:
             wanted = variable.trainable if named is None else id(variable) in named
@@ -185,7 +203,9 @@ def _clone_inputs(graph: Any, updated: Sequence[bool]) -> None:
         if hit:
             with graph.inserting_after(inputs[-1]):
                 copy = graph.call_function(torch.ops.aten.clone.default, (node,))
-            node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+            node.replace_all_uses_with(
+                copy, delete_user_cb=lambda user, copy=copy: user is not copy
+            )
 
 
 def _build(

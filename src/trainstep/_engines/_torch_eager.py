@@ -56,4 +56,6 @@ def _run(step: Step, tensors: Sequence[Tensor], scope: Recording) -> list[Tensor
     for key, (value, version) in lifted.items():
         if value._version != version and key not in scope.writes:  # updated in place
             scope.writes[key] = scope.reads[key]
-    return [x.detach().clone() if isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in outputs]
+    return [
+        x.detach().clone() if isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in outputs
+    ]

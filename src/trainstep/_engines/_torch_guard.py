@@ -103,7 +103,9 @@ class _Mode(TorchDispatchMode):
             return self._guard.number_for(args[0])
         if func._schema.is_mutable:
             self._guard.note_updates(func, args, kwargs)
-        generator = kwargs.get("generator") or next((a for a in args if isinstance(a, torch.Generator)), None)
+        generator = kwargs.get("generator") or next(
+            (a for a in args if isinstance(a, torch.Generator)), None
+        )
         if generator is not None:
             seed = self._guard.seeds.get(generator.initial_seed())
             if seed is not None:
@@ -155,5 +157,9 @@ def _seeded(func: Any) -> Any:
 def _declaration(argument: Any) -> str:
     kind = str(argument.real_type if hasattr(argument, "real_type") else argument.type)
     kind = {"List[int]": "SymInt[]", "number": "Scalar"}.get(kind, kind)
-    kind = kind.replace("Optional[int]", "int?").replace("Optional[bool]", "bool?").replace("Optional[Tensor]", "Tensor?")
+    kind = (
+        kind.replace("Optional[int]", "int?")
+        .replace("Optional[bool]", "bool?")
+        .replace("Optional[Tensor]", "Tensor?")
+    )
     return f"{kind} {argument.name}" + ("=None" if argument.has_default_value() else "")

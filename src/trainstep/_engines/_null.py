@@ -1,0 +1,89 @@
+"""An engine that compiles nothing: for tests of everything above the engines.
+
+It runs the step once, on the arrays as they are, keeps what it was asked to compile in
+`compiled`, and answers every call with the outputs of that one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Wanted
+from trainstep._state import Recorder
+
+
+class NullEngine:
+    """Compiles nothing.
+
+    Attributes:
+        compiled: The shapes of the arrays of each trace.
+        runs: How often a program was run.
+
+    Example:
+        >>> import numpy as np, trainstep as ts
+        >>> from trainstep.testing import NullEngine
+        >>> engine = NullEngine()
+        >>> step = ts.function(engine=engine)(lambda x: x)
+        >>> step(np.zeros(3)).shape, step(np.zeros(3)).shape, engine.compiled
+        ((3,), (3,), [[(3,)]])
+    """
+
+    name = "null"
+    array_types: tuple[type, ...] = ()
+    compiles_at_first_run = False
+    compilers: tuple[str, ...] = ("nothing",)
+    branches_by_value = False
+
+    def __init__(self) -> None:
+        self.compiled: list[list[tuple[int, ...]]] = []
+        self.runs = 0
+
+    def canonical(self, dtype: str) -> str:
+        return dtype
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return tuple(x.shape)
+
+    def is_tensor(self, x: Any) -> bool:
+        return isinstance(x, (np.ndarray, np.generic))
+
+    def tensor(self, x: Any) -> Tensor:
+        return np.asarray(x)
+
+    def place(self) -> Any:
+        return None
+
+    def inlines(self, function: str) -> bool:
+        return False
+
+    def asks_for_a_value(self, error: BaseException) -> bool:
+        return False
+
+    def trace(
+        self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options
+    ) -> Traced:
+        recorder.lift = lambda variable: np.zeros(tuple(variable.shape))
+        with recorder:
+            outputs = step(leaves)
+        self.compiled.append([tuple(x.shape) for x in leaves])
+
+        def build(compiler: str) -> Executable:
+            def run(leaves: list[Any]) -> Sequence[Tensor]:
+                self.runs += 1
+                return outputs
+
+            return run
+
+        return Traced(list(recorder.reads.values()), list(recorder.writes.values()), build)
+
+    def differentiate(
+        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
+    ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
+        value, aux = call(leaves)
+        wanted: Callable[[], Sequence[Any]] | Sequence[Any] = variables or ()
+        found = wanted() if callable(wanted) else wanted
+        by_variable = [np.zeros(tuple(v.shape)) for v in found]
+        return value, aux, by_variable, [np.zeros_like(x) for x in leaves]

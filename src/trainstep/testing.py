@@ -1,0 +1,31 @@
+"""Helpers for testing code that uses trainstep."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from trainstep._engines._null import NullEngine as NullEngine
+from trainstep._function import Function
+
+__all__ = ["NullEngine", "assert_traces"]
+
+
+@contextlib.contextmanager
+def assert_traces(function: Function[..., object], count: int) -> Iterator[None]:
+    """Checks that the block traces `function` exactly `count` times, and shows why if not.
+
+    Example:
+        >>> import numpy as np, trainstep as ts
+        >>> from trainstep.testing import assert_traces
+        >>> double = ts.function(lambda x: 2 * x)
+        >>> with assert_traces(double, 1):
+        ...     _ = double(np.zeros(3)), double(np.ones(3))
+    """
+    before = function.trace_count
+    yield
+    new = function.ledger[before:]
+    assert len(new) == count, (
+        f"`{function.__name__}` was traced {len(new)} times, not {count}:\n"
+        + "\n".join(f"  {event}" for event in new)
+    )
