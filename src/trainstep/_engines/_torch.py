@@ -76,6 +76,7 @@ class TorchEngine:
     ) -> Traced:
         guard = TraceGuard()
         lifted: dict[int, Tensor] = {}
+        sources: dict[int, Tensor] = {}
         inputs: list[Any] = []
         updated: list[bool] = []
 
@@ -83,32 +84,42 @@ class TorchEngine:
             value = lifted[id(variable)] = _input(variable, inputs)
             return value
 
+        def store(variable: Variable, value: Tensor) -> Tensor:
+            sources[id(variable)] = value
+            return _copy(value)
+
         def pure(*tensors: Tensor) -> list[Tensor]:
             outputs = [self.tensor(x) for x in step(tensors)]
             for key, value in lifted.items():
                 updated.append(guard.updated(value))
                 if updated[-1]:
                     recorder.writes.setdefault(key, recorder.reads[key])
-            given = {id(x) for x in (*tensors, *lifted.values())}
-            outputs = [x.clone() if id(x) in given else x for x in outputs]
-            return [*recorder.new_values(), *outputs]
+            given = {_memory(x) for x in (*tensors, *lifted.values())}
+            outputs = [x.clone() if _memory(x) in given else x for x in outputs]
+            taken = given | {_memory(x) for x in outputs}
+            new = []
+            for key in recorder.writes:
+                value = recorder.state_mapping[key]
+                source = sources.get(key, value)
+                if _memory(source) not in taken and not guard.updated(source) and not guard.updated(value):
+                    value = source  # nobody else has it: the copy is not needed
+                taken.add(_memory(value))
+                new.append(value)
+            return [*new, *outputs]
 
-        recorder.lift, recorder.store = lift, lambda variable, value: _copy(value)
+        recorder.lift, recorder.store = lift, store
         recorder.shielded, recorder.updated_in_place = _copy, guard.updated
-        tensors = [
-            x.detach().clone() if isinstance(x, torch.Tensor) else from_numpy(x) for x in leaves
-        ]
+        tensors = [x.detach().clone() if isinstance(x, torch.Tensor) else from_numpy(x) for x in leaves]
         try:
             with recorder, guard:
                 module = make_fx(guard.watching(pure))(*tensors)
         except Uncompilable:
             return eager(step, tensors, recorder)
         _clone_inputs(module.graph, updated)
+        _drop_detach(module.graph)
         module.recompile()
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-        return Traced(
-            reads, writes, lambda compiler: _build(module, reads, writes, tensors, compiler)
-        )
+        return Traced(reads, writes, lambda compiler: _build(module, reads, writes, tensors, compiler))
 
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
@@ -175,6 +186,11 @@ def _copy(value: Tensor) -> Tensor:
     return value.detach().clone()
 
 
+def _memory(tensor: Tensor) -> int:
+    """What tells whether two tensors share memory."""
+    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
+
+
 def _input(variable: Variable, inputs: list[Any]) -> Tensor:
     """A clone of the variable's value, as an input of the graph that is being traced."""
     mode = get_proxy_mode()
@@ -206,6 +222,14 @@ def _clone_inputs(graph: Any, updated: Sequence[bool]) -> None:
             node.replace_all_uses_with(
                 copy, delete_user_cb=lambda user, copy=copy: user is not copy
             )
+
+
+def _drop_detach(graph: Any) -> None:
+    """Takes out what only matters to autograd, and what nothing uses."""
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()
 
 
 def _build(
