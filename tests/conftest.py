@@ -34,6 +34,6 @@ def leaves_nothing_behind() -> Iterator[None]:
     left = [t.name for t in set(threading.enumerate()) - threads if t.is_alive() and not t.daemon]
     assert not left, f"threads left: {left}"
     pytest_own = {"PYTEST_CURRENT_TEST"}
-    changed = {k for k in environment.keys() ^ os.environ.keys()} - pytest_own
+    changed = set(environment.keys() ^ os.environ.keys()) - pytest_own
     assert not {k for k in changed if k.startswith(("KERAS", "JAX", "TRAINSTEP"))}, changed
     assert (keras.config.dtype_policy().name, keras.config.floatx()) == policy

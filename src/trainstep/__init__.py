@@ -22,7 +22,6 @@ from trainstep._ledger import ledger as ledger
 from trainstep._spec import Spec as Spec
 from trainstep._version import __version__ as __version__
 
-
 __all__ = [
     "ArgumentError",
     "ControlFlowError",

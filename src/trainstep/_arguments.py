@@ -2,7 +2,7 @@
 
 Every value is one of five kinds, chosen by its type once and remembered:
 
-    array      NumPy, the engine's own, lists of numbers, anything with `__array__`: by shape and dtype
+    array      NumPy, the engine's own, lists of numbers, what has `__array__`: by shape, dtype
     number     a Python int or float: a 0-d array, so that its value never retraces
     static     bool, str, bytes, None, enum, dtype: by type and value, so 1, 1.0 and True stay apart
     structure  tuple, list, dict, named tuple, dataclass: its parts
@@ -47,7 +47,7 @@ class Arguments:
             tuple: self._tuple,
             dict: self._dict,
             slice: self._slice,
-            **{kind: self._static for kind in (bool, str, type(None))},
+            **dict.fromkeys((bool, str, type(None)), self._static),
         }
         self._canonical: dict[Any, tuple[str, bool]] = {}
 
@@ -149,7 +149,7 @@ class Arguments:
             (list, self._list),
             (dict, self._dict),
         ):
-            if isinstance(x, family):  # type: ignore[arg-type]
+            if isinstance(x, family):
                 return handler
         if dataclasses.is_dataclass(x):
             return self._dataclass

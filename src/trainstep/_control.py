@@ -1,8 +1,8 @@
 """Keras's control flow while a step is traced: branches that write variables.
 
-A branch of `keras.ops.cond` is a program of its own on JAX and TensorFlow, so a value assigned in it
-cannot leave; and on torch Keras asks Python for the predicate, which a trace cannot answer. In both
-cases the branches are computed side by side and the right results are selected, those of
+A branch of `keras.ops.cond` is a program of its own on JAX and TensorFlow, so a value assigned in
+it cannot leave; and on torch Keras asks Python for the predicate, which a trace cannot answer. In
+both cases the branches are computed side by side and the right results are selected, those of
 variables included. This is how a loss-scaling optimizer skips a step.
 
 Keras calls these functions by their names in its backend's module; while a step is traced, and
@@ -27,6 +27,8 @@ _core: Any = keras_backend.core
 
 class Uncompilable(Exception):
     """The step does something that the engine can only run as Python."""
+
+    _keras_call_info_injected = True  # Keras passes it on as it is
 
 
 @contextlib.contextmanager

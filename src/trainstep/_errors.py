@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 class TrainstepError(Exception):
     """The base of every error that trainstep raises itself."""
 
+    # Keras rebuilds an exception that passes through a layer from its text, unless told that
+    # this was done. Ours say where they come from themselves.
+    _keras_call_info_injected = True
+
 
 class ArgumentError(TrainstepError, TypeError):
     """An argument cannot enter a compiled step, or does not fit the signature."""
@@ -92,7 +96,7 @@ class StateError(TrainstepError):
     def __init__(self, variable: str) -> None:
         super().__init__(
             f"variable `{variable}` is written inside a branch or a loop body (keras.ops.cond, "
-            "while_loop, scan, map), which is a program of its own: the new value cannot leave it.\n"
+            "while_loop, scan, map), which is a program of its own: the new value cannot leave.\n"
             "  to fix:   return the new value from the branch and assign it after the "
             "`keras.ops` call"
         )

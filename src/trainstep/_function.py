@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from trainstep import _engines, _site
 from trainstep._arguments import Arguments, like, structure
@@ -56,7 +56,7 @@ class Function(Generic[P, R]):
         inner = fn
         while isinstance(inner, functools.partial):
             inner = inner.func
-        self.__name__: str = name or getattr(inner, "__name__", type(inner).__name__)
+        self.__name__: str = name or str(getattr(inner, "__name__", type(inner).__name__))
         self._fn = fn
         self._engine = engine or _engines.current()
         self._options = options or Options()
@@ -114,7 +114,7 @@ class Function(Generic[P, R]):
         return f"<trainstep.function {self.__name__}: {self.trace_count} traces>"
 
     def __reduce__(self) -> str:
-        return self.__qualname__  # by name, as Python pickles functions
+        return str(getattr(self, "__qualname__", self.__name__))  # by name, as functions are
 
     # A missing program ------------------------------------------------------------------------
 
@@ -216,11 +216,19 @@ class Function(Generic[P, R]):
         except TrainstepError:
             raise
         except Exception as error:
-            if self._engine.asks_for_a_value(error):
-                where = _site.raised_at(error.__traceback__)
-                raise ControlFlowError(self.__name__, *where) from error
-            raise
+            asked = self._asks_for_a_value(error)
+            if asked is None:
+                raise
+            where = _site.raised_at(asked.__traceback__)
+            raise ControlFlowError(self.__name__, *where) from error
         return traced, builds[-1]
+
+    def _asks_for_a_value(self, error: BaseException) -> BaseException | None:
+        """The error behind `error` that asked for a value: Keras wraps some in others."""
+        found: BaseException | None = error
+        while found is not None and not self._engine.asks_for_a_value(found):
+            found = found.__context__
+        return found
 
     def _first_run(self, program: Program, leaves: list[Any]) -> R:
         started = time.perf_counter()
@@ -259,7 +267,7 @@ class Function(Generic[P, R]):
                 "; ".join(p.text for p in parts),
                 "pass one array",
             )
-        shape, dtype = parts[0].token  # type: ignore[misc]
+        shape, dtype = cast("tuple[tuple[int, ...], str]", parts[0].token)
         check(
             spec,
             shape,

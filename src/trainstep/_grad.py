@@ -172,7 +172,8 @@ def _checked(variables: list[Variable]) -> list[Variable]:
 def _argument(args: tuple[Any, ...], number: int) -> Any:
     if not -len(args) <= number < len(args):
         raise GradientError(
-            f"`argnums` names position {number}, and the call has {len(args)} positional arguments.\n"
+            f"`argnums` names position {number}, and the call has {len(args)} arguments by "
+            "position.\n"
             "  to fix:   pass that argument by position"
         )
     return args[number]

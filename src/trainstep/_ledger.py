@@ -62,17 +62,17 @@ class TraceEvent:
 
 _ADVICE = {
     "array": (
-        "every new shape or dtype is a program of its own: keep batch sizes equal (drop or pad the "
-        "last batch) and convert to one dtype before the call"
+        "every new shape or dtype is a program of its own: keep batch sizes equal (drop or pad "
+        "the last batch) and convert to one dtype before the call"
     ),
     "number": "pass a number of one type: an int and a float are different programs",
-    "static": "a bool, string, None or enum is part of the program: one trace per value is expected",
+    "static": "a bool, string, None or enum is part of the program: one trace per value",
     "object": (
         "an object is part of the program: pass the same one, or expect one trace for each; "
         "create models, optimizers and functions outside the loop"
     ),
-    "structure": "pass the arguments in one structure: an optional one that comes and goes costs a program",
-    "flag": "freezing is part of the program: one trace per pattern; setting it back reuses the first",
+    "structure": "keep one structure: an optional argument that comes and goes costs a program",
+    "flag": "freezing is part of the program: one trace per pattern; going back reuses the first",
 }
 
 

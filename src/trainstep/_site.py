@@ -11,10 +11,9 @@ import os
 import sys
 from types import FrameType, TracebackType
 
-_LIBRARIES = frozenset(
-    "trainstep keras jax jaxlib tensorflow torch numpy optree tree functools contextlib "
-    "threading concurrent importlib runpy _pytest pluggy".split()
-)
+_ENGINES = {"jax", "jaxlib", "keras", "numpy", "optree", "tensorflow", "torch", "tree"}
+_PLUMBING = {"concurrent", "contextlib", "functools", "importlib", "runpy", "threading"}
+_LIBRARIES = {"trainstep", "_pytest", "pluggy", *_ENGINES, *_PLUMBING}
 
 
 def _is_users(frame: FrameType) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from trainstep._engines._null import NullEngine as NullEngine
+from trainstep._engines._null import NullEngine
 from trainstep._function import Function
 
 __all__ = ["NullEngine", "assert_traces"]

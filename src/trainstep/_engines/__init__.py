@@ -19,8 +19,8 @@ def current() -> Engine:
     name = keras.backend.backend()
     if name not in ("jax", "tensorflow", "torch"):
         raise ImportError(
-            f"trainstep runs on the Keras backends jax, tensorflow and torch, and this is {name!r}; "
-            "set KERAS_BACKEND before Keras is imported"
+            f"trainstep runs on the Keras backends jax, tensorflow and torch, and this is {name!r}"
+            "; set KERAS_BACKEND before Keras is imported"
         )
     module = importlib.import_module(f"trainstep._engines._{name}")
     engine: Engine = module.make()

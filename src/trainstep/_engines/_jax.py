@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat, starmap
 from operator import attrgetter
 from typing import Any
@@ -41,7 +41,7 @@ _variable_p.def_abstract_eval(lambda *, index, aval: aval)
 
 _value_of = attrgetter("_value")
 _refcount = sys.getrefcount
-_consume = deque(maxlen=0).extend
+_consume: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
 
 
 class JaxEngine:
@@ -147,7 +147,7 @@ def _record(scope: Recording, step: Step, leaves: Sequence[Any]) -> Any:
         trace = scope.home = scope.place()
 
         def lift(variable: Variable) -> Tensor:
-            # At the top of this trace, wherever the read is: a loop body or a gradient closes over it.
+            # At the top of this trace, wherever the read is: a loop body closes over it.
             with jex.set_current_trace(trace):
                 return _variable_p.bind(index=len(scope.reads) - 1, aval=_aval(variable))
 
@@ -223,7 +223,7 @@ def _build(
         outvars=[*(outputs[id(v)] for v in writes), *jaxpr.outvars[len(writes) :]],
     )
     fun = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, closed.consts))
-    # A callback may raise after it was dispatched. Such a step gives its memory up only when it is over.
+    # A callback may raise after it was dispatched. Such a step keeps the old state until its end.
     fallible = _has_callback(jaxpr)
     donated = range(len(changed)) if options.donate and not fallible else ()
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]

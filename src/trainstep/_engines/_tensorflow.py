@@ -4,7 +4,7 @@ While tracing, a Keras variable's value is a plain tensor, so the step is pure. 
 wait for everything else in the graph: if any operation fails, no variable has changed.
 
 TensorFlow's Keras optimizers call `assign_sub` and the like on what `variable.value` returns, as
-it is a `tf.Variable` otherwise; the stand-in tensors carry those methods and send them to the scope.
+it is a `tf.Variable` otherwise; the stand-in tensors carry those methods, which tell the scope.
 """
 
 from __future__ import annotations
@@ -96,9 +96,7 @@ class TensorFlowEngine:
 
         def build(compiler: str) -> Executable:
             if compiler == "xla":
-                whole = tf.function(
-                    lambda *tensors: concrete(*tensors), autograph=False, jit_compile=True
-                )
+                whole = tf.function(partial(concrete), autograph=False, jit_compile=True)
                 return _executable(whole.get_concrete_function(*specs))
             return _executable(concrete)
 

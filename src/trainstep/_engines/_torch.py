@@ -101,7 +101,11 @@ class TorchEngine:
             for key in recorder.writes:
                 value = recorder.state_mapping[key]
                 source = sources.get(key, value)
-                if _memory(source) not in taken and not guard.updated(source) and not guard.updated(value):
+                if (
+                    _memory(source) not in taken
+                    and not guard.updated(source)
+                    and not guard.updated(value)
+                ):
                     value = source  # nobody else has it: the copy is not needed
                 taken.add(_memory(value))
                 new.append(value)
@@ -109,7 +113,9 @@ class TorchEngine:
 
         recorder.lift, recorder.store = lift, store
         recorder.shielded, recorder.updated_in_place = _copy, guard.updated
-        tensors = [x.detach().clone() if isinstance(x, torch.Tensor) else from_numpy(x) for x in leaves]
+        tensors = [
+            x.detach().clone() if isinstance(x, torch.Tensor) else from_numpy(x) for x in leaves
+        ]
         try:
             with recorder, guard:
                 module = make_fx(guard.watching(pure))(*tensors)
@@ -119,7 +125,9 @@ class TorchEngine:
         _drop_detach(module.graph)
         module.recompile()
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-        return Traced(reads, writes, lambda compiler: _build(module, reads, writes, tensors, compiler))
+        return Traced(
+            reads, writes, lambda compiler: _build(module, reads, writes, tensors, compiler)
+        )
 
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
@@ -202,8 +210,8 @@ def _input(variable: Variable, inputs: list[Any]) -> Tensor:
             value = torch.zeros(tuple(variable.shape), dtype=dtype)
         else:
             value = variable._value.detach().clone()
-    after = inputs[-1].node if inputs else None
-    with graph.inserting_after(after) if after else graph.inserting_before(next(iter(graph.nodes))):
+    first = next(iter(graph.nodes), None)
+    with graph.inserting_after(inputs[-1].node) if inputs else graph.inserting_before(first):
         proxy = mode.tracer.create_proxy("placeholder", f"state_{len(inputs)}", (), {})
     inputs.append(proxy)
     track_tensor_tree(value, proxy, constant=None, tracer=mode.tracer)

@@ -4,9 +4,10 @@ Under `make_fx`, tensors have real values, so Python could read one (`if`, `floa
 the answer. And Keras draws random numbers with a new `torch.Generator`, seeded with the integer
 value of a `SeedGenerator`'s state. The guard sees both, because both ask a tensor for its value:
 
-    asked by Keras's seeding   answered with a number of the guard's own; an operation that then uses
-                               a generator with that number becomes an operation that takes the
-                               seed as a tensor, and seeds at every run
+    asked by Keras's seeding   answered with a number of the guard's own; an operation that then
+                               uses a generator with that number becomes one that takes the seed
+                               as a tensor, and seeds at every run
+    asked by another sampler   Uncompilable: it seeds torch's global generator
     asked by anybody else      TensorValueNeeded
 """
 
@@ -15,11 +16,14 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainstep._control import Uncompilable
 
 _aten = torch.ops.aten
 _ASKS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default)
@@ -27,6 +31,8 @@ _ASKS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equa
 
 class TensorValueNeeded(RuntimeError):
     """Python asked for the value of a traced tensor."""
+
+    _keras_call_info_injected = True  # Keras passes it on as it is
 
 
 class TraceGuard:
@@ -74,7 +80,7 @@ class TraceGuard:
         return number
 
 
-class _Factors(TorchFunctionMode):
+class _Factors(TorchFunctionMode):  # type: ignore[misc]
     """Keeps a factor that is a tensor a tensor.
 
     Keras's SGD passes the learning rate as `alpha`, which torch takes as a Python number.
@@ -90,7 +96,7 @@ class _Factors(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, guard: TraceGuard) -> None:
         super().__init__()
         self._guard = guard
@@ -98,8 +104,11 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _ASKS:
-            if not _keras_is_seeding():
+            sampler = _keras_sampler()
+            if sampler is None:
                 raise TensorValueNeeded(str(func))
+            if sampler != "torch_seed_generator":
+                raise Uncompilable(f"keras.random.{sampler}")
             return self._guard.number_for(args[0])
         if func._schema.is_mutable:
             self._guard.note_updates(func, args, kwargs)
@@ -115,15 +124,16 @@ class _Mode(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _keras_is_seeding() -> bool:
-    frame = sys._getframe(2)
+def _keras_sampler() -> str | None:
+    """The innermost function of Keras's random module that is asking for a value, if one is."""
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(12):
-        if frame.f_code.co_name == "torch_seed_generator":
-            return True
-        if frame.f_back is None:
-            return False
+        if frame is None:
+            return None
+        if frame.f_globals.get("__name__") == "keras.src.backend.torch.random":
+            return frame.f_code.co_name
         frame = frame.f_back
-    return False
+    return None
 
 
 _made: dict[Any, Any] = {}
@@ -134,10 +144,10 @@ def _seeded(func: Any) -> Any:
     """The operation that does what `func` does with a generator, given the seed as a tensor."""
     if func not in _made:
         name = "seeded_" + str(func).replace("aten.", "").replace(".", "_")
-        arguments = [a for a in func._schema.arguments if a.name != "generator"]
-        plain = [_declaration(a) for a in arguments if not a.kwarg_only]
-        keyword = [_declaration(a) for a in arguments if a.kwarg_only]
-        declared = ", ".join(["Tensor seed", *plain, *(["*", *keyword] if keyword else [])])
+        schema = str(func._schema)
+        arguments = schema[schema.index("(") + 1 : schema.rindex(") ->")].split(", ")
+        kept = [a for a in arguments if not a.startswith("Generator")]
+        declared = ", ".join(["Tensor seed", *(kept[:-1] if kept[-1] == "*" else kept)])
         _library.define(f"{name}({declared}) -> Tensor")
 
         def run(seed: Any, *args: Any, **kwargs: Any) -> Any:
@@ -152,14 +162,3 @@ def _seeded(func: Any) -> Any:
         torch.library.register_fake(f"trainstep::{name}", shape_only, lib=_library)
         _made[func] = getattr(torch.ops.trainstep, name).default
     return _made[func]
-
-
-def _declaration(argument: Any) -> str:
-    kind = str(argument.real_type if hasattr(argument, "real_type") else argument.type)
-    kind = {"List[int]": "SymInt[]", "number": "Scalar"}.get(kind, kind)
-    kind = (
-        kind.replace("Optional[int]", "int?")
-        .replace("Optional[bool]", "bool?")
-        .replace("Optional[Tensor]", "Tensor?")
-    )
-    return f"{kind} {argument.name}" + ("=None" if argument.has_default_value() else "")

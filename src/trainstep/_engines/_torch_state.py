@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 value_of = attrgetter("_value")
-_consume = deque(maxlen=0).extend
+_consume: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
 
 # Types that NumPy has, and torch or Keras on torch has not.
 WIDENED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
