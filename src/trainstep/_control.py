@@ -38,8 +38,8 @@ def traced_control_flow(*, by_value: bool) -> Iterator[None]:
     Args:
         by_value: Whether Keras's own functions ask Python for tensor values on this engine.
     """
-    natives = {name: getattr(_core, name) for name in ("cond", "switch", "while_loop")}
-    cond, switch, while_loop = natives.values()
+    natives = {name: getattr(_core, name) for name in ("cond", "switch", "while_loop", "fori_loop")}
+    cond, switch, while_loop, fori_loop = natives.values()
 
     def traced_cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
         if not _compiling():
@@ -63,7 +63,13 @@ def traced_control_flow(*, by_value: bool) -> Iterator[None]:
             raise Uncompilable("keras.ops.while_loop")
         return while_loop(*args, **kwargs)
 
-    _core.cond, _core.switch, _core.while_loop = traced_cond, traced_switch, traced_while_loop
+    def traced_fori_loop(lower: Any, upper: Any, *args: Any, **kwargs: Any) -> Any:
+        if _compiling() and by_value and not (isinstance(lower, int) and isinstance(upper, int)):
+            raise Uncompilable("keras.ops.fori_loop")
+        return fori_loop(lower, upper, *args, **kwargs)
+
+    _core.cond, _core.switch = traced_cond, traced_switch
+    _core.while_loop, _core.fori_loop = traced_while_loop, traced_fori_loop
     try:
         yield
     finally:

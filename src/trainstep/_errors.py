@@ -90,6 +90,17 @@ class GradientError(TrainstepError):
     """A differentiation that cannot be made as asked."""
 
 
+def nothing_to_differentiate_by() -> GradientError:
+    """No variables were given, or none that is trainable was read."""
+    return GradientError(
+        "`variables` is empty: there is nothing to differentiate by.\n"
+        "  why:      a model that is not built yet has no variables before its first call; a "
+        "frozen one has no trainable ones\n"
+        "  to fix:   build the model first, or pass a function: "
+        "`variables=lambda: model.trainable_variables`"
+    )
+
+
 class StateError(TrainstepError):
     """A variable was written inside a branch or loop body of the engine."""
 

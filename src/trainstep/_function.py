@@ -144,6 +144,11 @@ class Function(Generic[P, R]):
             started = time.perf_counter()
             recorder = Recorder(self._engine.place)
             traced, build = self._trace(values, leaves, recorder)
+            if any(v.name == "dynamic_scale" for v in recorder.created):
+                # Before it is built, Keras's loss-scaling optimizer scales by a Python number,
+                # which is in the trace now, and afterwards by this variable. Once more, then.
+                recorder = Recorder(self._engine.place)
+                traced, build = self._trace(values, leaves, recorder)
             traced_at = time.perf_counter()
             compiler, executable = self._build(traced, event.index)
             compiled_at = time.perf_counter()

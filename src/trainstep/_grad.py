@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from trainstep import _engines
 from trainstep._arguments import like, structure
+from trainstep._engines import Engine
 from trainstep._engines._base import Tensor, Variable, Wanted
-from trainstep._errors import GradientError
+from trainstep._errors import GradientError, nothing_to_differentiate_by
 
 
 def value_and_grad(
@@ -65,9 +67,11 @@ def value_and_grad(
     def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         engine = _engines.current()
         numbers = [argnums] if isinstance(argnums, int) else list(argnums or ())
+        args = tuple(_tensors(arg, engine) for arg in args)
+        kwargs = {name: _tensors(arg, engine) for name, arg in kwargs.items()}
         leaves: list[Tensor] = []
         for number in numbers:
-            leaves += [engine.tensor(leaf) for leaf in _leaves(_argument(args, number))]
+            leaves += [_tensor(leaf, engine) for leaf in _leaves(_argument(args, number))]
 
         def loss(tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
             left = iter(tensors)
@@ -153,13 +157,7 @@ def _wide(x: Tensor) -> Tensor:
 
 def _checked(variables: list[Variable]) -> list[Variable]:
     if not variables:
-        raise GradientError(
-            "`variables` is empty: there is nothing to differentiate by.\n"
-            "  why:      a model that is not built yet has no variables before its first call; a "
-            "frozen one has no trainable ones\n"
-            "  to fix:   build the model first, or pass a function: "
-            "`variables=lambda: model.trainable_variables`"
-        )
+        raise nothing_to_differentiate_by()
     for index, variable in enumerate(variables):
         if not isinstance(variable, keras.Variable):
             raise GradientError(
@@ -189,11 +187,32 @@ def _scalar(result: Any, has_aux: bool) -> tuple[Tensor, Any]:
     shape = getattr(value, "shape", None)
     if shape is None or len(shape):
         came = f"a {type(value).__name__}" if shape is None else f"shape {tuple(shape)}"
+        cure = "reduce it with keras.ops.mean or keras.ops.sum"
+        if isinstance(value, tuple):
+            cure = "pass has_aux=True if the function returns `(scalar, aux)`"
         raise GradientError(
             f"the value to differentiate has to be a scalar tensor, and this is {came}.\n"
-            "  to fix:   reduce it with keras.ops.mean or keras.ops.sum"
+            f"  to fix:   {cure}"
         )
     return value, aux
+
+
+def _tensor(x: Any, engine: Engine) -> Tensor:
+    """A leaf as a tensor; NumPy's and Python's floats become Keras's float type."""
+    if not engine.is_tensor(x) or isinstance(x, (np.ndarray, np.generic)):
+        x = np.asarray(x)
+        x = x.astype(
+            engine.canonical(keras.config.floatx() if x.dtype == "float64" else x.dtype.name)
+        )
+    return engine.tensor(x)
+
+
+def _tensors(value: Any, engine: Engine) -> Any:
+    """A structure with NumPy arrays made tensors, as the arguments of a `function` are."""
+    children = structure(value)
+    if children is not None:
+        return like(value, [_tensors(child, engine) for _, child in children])
+    return _tensor(value, engine) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def _leaves(value: Any) -> list[Any]:

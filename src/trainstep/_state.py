@@ -73,6 +73,7 @@ class Recording(keras.StatelessScope):  # type: ignore[misc]
         # that none that dies while tracing can pass its id to a new one.
         self.reads: dict[int, Any] = {}
         self.writes: dict[int, Any] = {}
+        self.created: list[Any] = []  # those that had no value before the trace
         self.lift: Callable[[Any], Any] = _no_lift
         self.store: Callable[[Any, Any], Any] = _as_is
         self.note_read: Callable[[Any], None] = lambda value: None
@@ -82,6 +83,8 @@ class Recording(keras.StatelessScope):  # type: ignore[misc]
         value = self.state_mapping.get(id(variable))
         if value is None:
             self.reads[id(variable)] = variable
+            if variable._value is None:
+                self.created.append(variable)
             value = self.state_mapping[id(variable)] = self.lift(variable)
         self.note_read(value)
         return value

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trainstep._errors import nothing_to_differentiate_by
 from trainstep._state import Recorder
 
 Tensor = Any
@@ -23,6 +24,19 @@ Loss = Callable[[Sequence[Tensor]], tuple[Tensor, Any]]
 # or (None) every trainable one that was read.
 Wanted = Sequence[Variable] | Callable[[], Sequence[Variable]] | None
 Executable = Callable[[list[Any]], Sequence[Tensor]]
+
+
+def chosen(variables: Wanted, read: Sequence[Variable]) -> list[Variable]:
+    """The variables to differentiate by, now that the function has run and read some."""
+    if variables is None:
+        found = [v for v in read if v.trainable]
+    else:
+        found = list(variables()) if callable(variables) else list(variables)
+        if not callable(variables):
+            return found
+    if not found:
+        raise nothing_to_differentiate_by()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from trainstep._engines._base import (
     Traced,
     Variable,
     Wanted,
+    chosen,
 )
 from trainstep._errors import ForeignTraceError
 from trainstep._outputs import take_out
@@ -100,9 +101,7 @@ class JaxEngine:
     ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
         if variables is None or callable(variables):
             found, call = _replayable(call, leaves, self.place)
-            variables = (
-                [v for v in found if v.trainable] if variables is None else list(variables())
-            )
+            variables = chosen(variables, found)
         wanted = list(variables)
         parts: dict[str, Any] = {}
 
@@ -161,9 +160,14 @@ def _record(scope: Recording, step: Step, leaves: Sequence[Any]) -> Any:
     jaxpr = jaxpr.replace(
         invars=[*(lifted[index] for index in range(len(scope.reads))), *jaxpr.invars],
         eqns=[e for e in jaxpr.eqns if e.primitive is not _variable_p],
-        debug_info=None,  # it counts the arguments, of which there are more now
+        debug_info=_unnamed(jaxpr.debug_info, len(scope.reads)),
     )
     return jex.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def _unnamed(info: Any, count: int) -> Any:
+    """JAX's names of the inputs, with empty ones for the variables in front."""
+    return info._replace(arg_names=("",) * count + (info.arg_names or ()))
 
 
 def _aval(variable: Variable) -> Any:

@@ -10,6 +10,7 @@ it is a `tf.Variable` otherwise; the stand-in tensors carry those methods, which
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from trainstep._engines._base import (
     Traced,
     Variable,
     Wanted,
+    chosen,
 )
 from trainstep._state import Branch, Recorder, current_scope, initialize_pending
 
@@ -113,7 +115,9 @@ class TensorFlowEngine:
             wanted = variable.trainable if named is None else id(variable) in named
             if not (wanted or every) or not value.dtype.is_floating:
                 return value
-            source = sources[id(variable)] = tf.identity(value)
+            # Where the differentiation is, even if the read is in a branch, which captures it.
+            with nullcontext() if branch.home is None else branch.home.as_default():
+                source = sources[id(variable)] = tf.identity(value)
             tape.watch(source)
             return source
 
@@ -123,11 +127,8 @@ class TensorFlowEngine:
             tape.watch(leaves)
             with branch:
                 value, aux = call(leaves)
+        variables = chosen(variables, [branch.held[key] for key in sources])
         branch.give_back(branch.new_values())
-        if variables is None:
-            variables = [branch.held[key] for key in sources]
-        elif callable(variables):
-            variables = variables()
         found = [sources.get(id(v)) for v in variables]
         known = [source for source in found if source is not None]
         by_source = iter(tape.gradient(value, [*known, *leaves], unconnected_gradients="zero"))

@@ -31,6 +31,7 @@ from trainstep._engines._base import (
     Traced,
     Variable,
     Wanted,
+    chosen,
 )
 from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
@@ -159,10 +160,7 @@ class TorchEngine:
                 leaves = [source_of(leaf) for leaf in leaves]
                 with branch:
                     value, aux = call(leaves)
-                if variables is None:
-                    variables = [branch.held[key] for key in sources]
-                elif callable(variables):
-                    variables = variables()
+                variables = chosen(variables, [branch.held[key] for key in sources])
                 found = [sources.get(id(v)) for v in variables]
                 wrt = [*(source for source in found if source is not None), *leaves]
                 gradients = iter(_gradients(value, wrt, create_graph=depth > 0))
@@ -191,7 +189,7 @@ def _gradients(value: Tensor, wrt: list[Tensor], create_graph: bool) -> list[Ten
 
 def _copy(value: Tensor) -> Tensor:
     """A value of its own: the original may be another variable's too, and be updated in place."""
-    return value.detach().clone()
+    return value.clone()
 
 
 def _memory(tensor: Tensor) -> int:

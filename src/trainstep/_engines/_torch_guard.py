@@ -7,8 +7,8 @@ value of a `SeedGenerator`'s state. The guard sees both, because both ask a tens
     asked by Keras's seeding   answered with a number of the guard's own; an operation that then
                                uses a generator with that number becomes one that takes the seed
                                as a tensor, and seeds at every run
-    asked by another sampler   Uncompilable: it seeds torch's global generator
-    asked by anybody else      TensorValueNeeded
+    asked by Keras otherwise   Uncompilable: the step has to run as Python
+    asked by the user          TensorValueNeeded
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainstep._control import Uncompilable
 
 _aten = torch.ops.aten
+_LEAKS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.data_ptr)
 _ASKS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default)
 
 
@@ -54,7 +55,7 @@ class TraceGuard:
         """`fn`, run with the guard on top of what traces it."""
 
         def watched(*args: Any) -> Any:
-            with _Factors(), _Mode(self):
+            with _Calls(), _Mode(self):
                 return fn(*args)
 
         return watched
@@ -80,14 +81,17 @@ class TraceGuard:
         return number
 
 
-class _Factors(TorchFunctionMode):  # type: ignore[misc]
-    """Keeps a factor that is a tensor a tensor.
+class _Calls(TorchFunctionMode):  # type: ignore[misc]
+    """Sees torch's functions before they take their arguments apart.
 
-    Keras's SGD passes the learning rate as `alpha`, which torch takes as a Python number.
+    Keras's SGD passes the learning rate as `alpha`, which torch takes as a Python number: a factor
+    that is a tensor is kept a tensor. And what hands a tensor's memory to Python is stopped.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _LEAKS:
+            _answer_to(sys._getframe(1))
         if isinstance(kwargs.get("alpha"), torch.Tensor):
             factor = kwargs.pop("alpha")
             target, other = args
@@ -104,11 +108,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _ASKS:
-            sampler = _keras_sampler()
-            if sampler is None:
-                raise TensorValueNeeded(str(func))
-            if sampler != "torch_seed_generator":
-                raise Uncompilable(f"keras.random.{sampler}")
+            _answer_to(sys._getframe(1))
             return self._guard.number_for(args[0])
         if func._schema.is_mutable:
             self._guard.note_updates(func, args, kwargs)
@@ -124,16 +124,21 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
 
-def _keras_sampler() -> str | None:
-    """The innermost function of Keras's random module that is asking for a value, if one is."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(12):
-        if frame is None:
-            return None
-        if frame.f_globals.get("__name__") == "keras.src.backend.torch.random":
-            return frame.f_code.co_name
-        frame = frame.f_back
-    return None
+def _answer_to(asker: FrameType | None) -> None:
+    """Raises what a request for a tensor's value deserves, unless Keras is seeding.
+
+    The asker is the innermost frame that is neither torch's nor ours.
+    """
+    while asker is not None and _module(asker) in ("torch", "trainstep", "numpy"):
+        asker = asker.f_back
+    if asker is None or _module(asker) != "keras":
+        raise TensorValueNeeded("the value of a traced tensor")
+    if asker.f_code.co_name != "torch_seed_generator":
+        raise Uncompilable(f"{asker.f_globals['__name__']}.{asker.f_code.co_name}")
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 _made: dict[Any, Any] = {}

@@ -1,0 +1,26 @@
+"""The numbers that every contender shares, and the type of a step. Imports no engine."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+BATCH = 32
+
+# Adam, with the defaults of Keras.
+LEARNING_RATE = 1e-3
+BETA_1 = 0.9
+BETA_2 = 0.999
+EPSILON = 1e-7
+
+# Layers, with the defaults of Keras where it has one.
+DROPOUT = 0.2
+NORM_EPSILON = 1e-3
+NORM_MOMENTUM = 0.99
+HEADS = 4
+KEY_SIZE = 8
+
+Weights = list[np.ndarray]
+
+# A training step on one batch: (x, y) -> the loss, which `float()` reads on the host.
+Step = Callable[[np.ndarray, np.ndarray], Any]

@@ -1,0 +1,75 @@
+"""Time several callables side by side on a noisy machine.
+
+The callables are run in turn, in short blocks, for many rounds: what disturbs the machine for a
+while disturbs all of them, and the medians over the rounds set a short disturbance aside. They do
+not make up for a machine that is busy throughout; see `benchmarks.load`.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Call = Callable[[], object]
+Read = Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure: warm-up calls, rounds, and the seconds that one block should last."""
+
+    warmup: int
+    rounds: int
+    block: float
+
+
+FULL = Plan(warmup=20, rounds=40, block=0.03)
+QUICK = Plan(warmup=5, rounds=9, block=0.01)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds per call, one for each round: the result read at every call, or only at the end."""
+
+    each: list[float]
+    end: list[float]
+
+
+def measure(calls: Mapping[str, Call], read: Read, plan: Plan) -> dict[str, Times]:
+    """Time every callable, interleaved; `read` waits for a result and brings it to the host."""
+    lengths = {name: block_length(call, read, plan) for name, call in calls.items()}
+    times = {name: Times([], []) for name in calls}
+    names = list(calls)
+    for _ in range(plan.rounds):
+        names.append(names.pop(0))  # so that no callable always follows the same one
+        for name in names:
+            times[name].each.append(time_each(calls[name], read, lengths[name]))
+        for name in names:
+            times[name].end.append(time_end(calls[name], read, lengths[name]))
+    return times
+
+
+def block_length(call: Call, read: Read, plan: Plan) -> int:
+    """Warm a callable up; give the number of its calls that fill one block."""
+    for _ in range(plan.warmup):
+        read(call())
+    seconds = statistics.median(time_each(call, read, 1) for _ in range(5))
+    return max(3, round(plan.block / seconds))
+
+
+def time_each(call: Call, read: Read, length: int) -> float:
+    """Seconds per call when each result is read at once."""
+    start = time.perf_counter()
+    for _ in range(length):
+        read(call())
+    return (time.perf_counter() - start) / length
+
+
+def time_end(call: Call, read: Read, length: int) -> float:
+    """Seconds per call when only the last result is read."""
+    start = time.perf_counter()
+    for _ in range(length - 1):
+        call()
+    read(call())
+    return (time.perf_counter() - start) / length

@@ -1,0 +1,141 @@
+"""Public names are exact, sorted and documented; importing trainstep is light and silent."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trainstep as ts
+
+NAMES = [
+    "ArgumentError",
+    "ControlFlowError",
+    "ForeignTraceError",
+    "Function",
+    "GradientError",
+    "Ledger",
+    "RetraceLimitError",
+    "Spec",
+    "StateError",
+    "TraceEvent",
+    "TrainstepError",
+    "clip_by_global_norm",
+    "function",
+    "global_norm",
+    "grad",
+    "ledger",
+    "value_and_grad",
+]
+
+# Imports Keras, then a module under watch, and prints what that import alone did.
+PROBE = """
+import json, logging, os, sys, tempfile, warnings
+import keras
+engines = {"jax", "jaxlib", "tensorflow", "torch"}
+names = lambda: {m.split(".")[0] for m in sys.modules} & engines
+loggers = lambda: [h for l in (logging.root, *logging.root.manager.loggerDict.values()) for h in getattr(l, "handlers", [])]
+keras_parts = lambda: [dict(vars(c)) for c in (keras.Variable, keras.Layer, keras.Model, keras.optimizers.Optimizer, keras.StatelessScope)]
+before = names(), loggers(), dict(os.environ), keras_parts(), list(warnings.filters), logging.root.level
+with tempfile.TemporaryFile() as file:
+    sys.stdout.flush(); sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    os.dup2(file.fileno(), 1); os.dup2(file.fileno(), 2)
+    __import__(sys.argv[1])
+    sys.stdout.flush(); sys.stderr.flush()
+    os.dup2(kept[0], 1); os.dup2(kept[1], 2)
+    file.seek(0)
+    printed = file.read().decode()
+print(json.dumps({
+    "engines": sorted(names() - before[0]),
+    "handlers": len(loggers()) - len(before[1]),
+    "environment": sorted(k for k in {**before[2], **os.environ} if before[2].get(k) != os.environ.get(k)),
+    "patched": keras_parts() != before[3],
+    "filters": list(warnings.filters) != before[4],
+    "level": logging.root.level != before[5],
+    "printed": printed,
+}))
+"""
+CLEAN = {
+    "engines": [],
+    "handlers": 0,
+    "environment": [],
+    "patched": False,
+    "filters": False,
+    "level": False,
+    "printed": "",
+}
+
+
+def probe(module: str, path: Path | None = None) -> dict[str, object]:
+    source = Path(ts.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(p) for p in (source, path) if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, module],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_all_is_exact_and_sorted() -> None:
+    assert ts.__all__ == NAMES
+    assert sorted(ts.__all__) == ts.__all__
+
+
+def test_no_other_public_name_is_exported() -> None:
+    public = [n for n, o in vars(ts).items() if not n.startswith("_") and not inspect.ismodule(o)]
+
+    assert sorted(public) == NAMES
+
+
+def test_there_is_a_version() -> None:
+    assert ts.__version__.count(".") >= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_documented(name: str) -> None:
+    thing = getattr(ts, name)
+
+    assert inspect.getdoc(thing)
+    assert not (thing.__doc__ or "").startswith(f"{name}("), "a dataclass's default docstring"
+    if inspect.isclass(thing):
+        for member, value in vars(thing).items():
+            if not member.startswith("_") and (
+                inspect.isfunction(value) or isinstance(value, property)
+            ):
+                assert inspect.getdoc(value), f"{name}.{member}"
+
+
+def test_importing_is_light_and_silent() -> None:
+    assert probe("trainstep") == CLEAN
+
+
+def test_the_check_of_the_import_can_fail(tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(
+        "import logging, os, sys, types, warnings, keras\n"
+        "for name in ('jax', 'tensorflow', 'torch', 'jaxlib'):\n"
+        "    sys.modules.setdefault(name, types.ModuleType(name))\n"
+        "print('hello')\n"
+        "logging.getLogger('noisy').addHandler(logging.StreamHandler())\n"
+        "logging.root.setLevel(logging.CRITICAL)\n"
+        "os.environ['NOISY'] = '1'\n"
+        "keras.Variable.noisy = True\n"
+        "warnings.simplefilter('ignore', RuntimeWarning)\n"
+    )
+
+    found = probe("noisy", tmp_path)
+
+    assert {key for key, value in found.items() if value != CLEAN[key]} >= CLEAN.keys() - {
+        "engines"
+    }
+    assert found["printed"] == "hello\n"
