@@ -122,7 +122,8 @@ class Arguments:
         self._many((type(x), len(x)), x, key, leaves)
 
     def _dict(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
-        self._many((type(x), tuple(x)), x.values(), key, leaves)
+        names = ordered(x)
+        self._many((type(x), *names), [x[name] for name in names], key, leaves)
 
     def _dataclass(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
         self._many(type(x), [getattr(x, f.name) for f in dataclasses.fields(x)], key, leaves)
@@ -248,10 +249,18 @@ def structure(value: Any) -> list[tuple[str, Any]] | None:
         names = getattr(value, "_fields", None)
         return [(f".{names[i]}" if names else f"[{i}]", item) for i, item in enumerate(value)]
     if isinstance(value, dict):
-        return [(f"[{key!r}]", item) for key, item in value.items()]
+        return [(f"[{key!r}]", value[key]) for key in ordered(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
     return None
+
+
+def ordered(names: dict[Any, Any]) -> list[Any]:
+    """The keys of a dict in one order, so that the order of writing them does not matter."""
+    try:
+        return sorted(names)
+    except TypeError:
+        return list(names)
 
 
 def like(value: Any, children: list[Any]) -> Any:
@@ -262,7 +271,8 @@ def like(value: Any, children: list[Any]) -> Any:
         return children
     if isinstance(value, dict):
         filled = type(value)() if type(value) is not dict else {}
-        filled.update(zip(value, children, strict=True))
+        by_name = dict(zip(ordered(value), children, strict=True))
+        filled.update((name, by_name[name]) for name in value)
         return filled
     copy = object.__new__(type(value))
     for f, child in zip(dataclasses.fields(value), children, strict=True):

@@ -27,7 +27,7 @@ from trainstep._parameters import Parameters
 from trainstep._program import Key, Program, Programs
 from trainstep._signature import Signature, nearest
 from trainstep._spec import Spec, check, conform
-from trainstep._state import Recorder, active
+from trainstep._state import Recorder, active, deferred_constants
 from trainstep._tuning import Tuned
 from trainstep._watch import Watch
 
@@ -216,7 +216,7 @@ class Function(Generic[P, R]):
             return outputs
 
         try:
-            with traced_control_flow(by_value=self._engine.branches_by_value):
+            with traced_control_flow(by_value=self._engine.branches_by_value), deferred_constants():
                 traced = self._engine.trace(step, leaves, recorder, self._options)
         except TrainstepError:
             raise
@@ -289,6 +289,8 @@ class BoundFunction:
     def __init__(self, function: Function[..., Any], instance: Any) -> None:
         self.__func__ = function
         self.__self__ = instance
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = getattr(function, "__wrapped__", function).__get__(instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)

@@ -185,7 +185,7 @@ def _table(title: str, events: Sequence[TraceEvent]) -> str:
 
     table = Table(title=f"ledger of {title}: {len(events)} traces", title_justify="left")
     for heading in ("#", "function", "called at", "why", "seconds", "variables", "advice"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "called at")
     for e in events:
         seconds = f"trace {e.trace_seconds:.2f}\n{e.compiler or 'compile'} {e.compile_seconds:.2f}"
         variables = f"{len(e.reads)} read\n{len(e.writes)} written"

@@ -1,6 +1,7 @@
 """The structure that a step returns: tensors taken out while tracing, put back at every call.
 
-Numbers, strings and other objects that are no tensors are constants of the program. An object
+A variable comes back as its value. Numbers, strings and other objects that are no tensors are
+constants of the program. An object
 that came in as an argument is held weakly, so that returning a model does not keep it alive.
 """
 
@@ -10,7 +11,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainstep._arguments import like, structure
+import keras
+
+from trainstep._arguments import like, ordered, structure
 
 Build = Callable[[Sequence[Any]], Any]
 
@@ -27,6 +30,8 @@ def take_out(
 def _builder(
     value: Any, is_tensor: Callable[[Any], bool], arguments: Sequence[Any], tensors: list[Any]
 ) -> Build:
+    if isinstance(value, keras.Variable):
+        value = value.value
     if is_tensor(value):
         index = len(tensors)
         tensors.append(value)
@@ -41,8 +46,9 @@ def _builder(
         return lambda outs: tuple(outs[start:stop])
     builders = [_builder(child, is_tensor, arguments, tensors) for _, child in children]
     if type(value) is dict:
-        keys = list(value)
-        return lambda outs: {k: build(outs) for k, build in zip(keys, builders, strict=True)}
+        by_name = dict(zip(ordered(value), builders, strict=True))
+        pairs = [(name, by_name[name]) for name in value]
+        return lambda outs: {name: build(outs) for name, build in pairs}
     empty = like(value, [None] * len(children))
     return lambda outs: like(empty, [build(outs) for build in builders])
 

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-from keras.src.backend.common import global_state
+import numpy as np
+from keras import ops
+from keras.src.backend.common import KerasVariable, global_state
 from keras.src.backend.common.variables import initialize_all_variables
 
 from trainstep._errors import StateError
@@ -49,6 +51,38 @@ def initialize_pending() -> None:
     """Gives values to the variables that were created inside a scope, which Keras puts off."""
     with no_scope():
         initialize_all_variables()
+
+
+@contextlib.contextmanager
+def deferred_constants() -> Iterator[None]:
+    """Lets a traced step create a variable from a value, as some optimizers do in `build`.
+
+    In a stateless scope Keras takes only a function as the initializer, and calls it when the
+    scope is left. So a value becomes a function, in the tracing thread, until the trace is over.
+    """
+    original = KerasVariable.__init__
+
+    def __init__(
+        self: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if active() is not None and isinstance(initializer, (bool, int, float, list, np.ndarray)):
+            value = np.asarray(initializer)
+            shape = value.shape
+            dtype = dtype or _keras_dtype(initializer)
+            initializer = lambda shape, dtype=None: ops.convert_to_tensor(value, dtype)  # noqa: E731
+        original(self, initializer, shape, dtype, *args, **kwargs)
+
+    KerasVariable.__init__ = __init__
+    try:
+        yield
+    finally:
+        KerasVariable.__init__ = original
+
+
+def _keras_dtype(value: Any) -> str:
+    """The dtype that Keras gives a value."""
+    with no_scope():
+        return str(keras.backend.standardize_dtype(ops.convert_to_tensor(value).dtype))
 
 
 class Recording(keras.StatelessScope):  # type: ignore[misc]

@@ -340,8 +340,10 @@ def test_fifty_steps_leave_what_train_on_batch_leaves(case: Case, backend: str) 
 
 
 @pytest.mark.parametrize("name", ["mlp_adam", "dropout"])
-def test_the_thorough_compiler_leaves_the_same(name: str) -> None:
-    """The other compiler that an engine may have (XLA, inductor); "auto" takes either."""
+def test_the_thorough_compiler_leaves_the_same(name: str, backend: str) -> None:
+    """The other compiler that an engine may have (XLA, inductor)."""
+    if name == "dropout" and backend == "tensorflow":
+        pytest.skip("XLA draws other random numbers than TensorFlow's own kernels")
     assert_parity(next(case for case in CASES if case.name == name), optimize="full")
 
 

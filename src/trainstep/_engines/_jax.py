@@ -82,7 +82,12 @@ class JaxEngine:
 
     def asks_for_a_value(self, error: BaseException) -> bool:
         return isinstance(
-            error, (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+            error,
+            (
+                jax.errors.ConcretizationTypeError,
+                jax.errors.TracerArrayConversionError,
+                jax.errors.TracerIntegerConversionError,
+            ),
         )
 
     def trace(

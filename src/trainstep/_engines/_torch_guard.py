@@ -127,9 +127,13 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 def _answer_to(asker: FrameType | None) -> None:
     """Raises what a request for a tensor's value deserves, unless Keras is seeding.
 
-    The asker is the innermost frame that is neither torch's nor ours.
+    The asker is the innermost frame that is neither torch's nor ours. `convert_to_numpy` asks for
+    whoever called it.
     """
-    while asker is not None and _module(asker) in ("torch", "trainstep", "numpy"):
+    while asker is not None and (
+        _module(asker) in ("torch", "trainstep", "numpy")
+        or asker.f_code.co_qualname.startswith("convert_to_numpy")
+    ):
         asker = asker.f_back
     if asker is None or _module(asker) != "keras":
         raise TensorValueNeeded("the value of a traced tensor")
