@@ -209,6 +209,12 @@ class Arguments:
         else:
             yield Part(name, array_text(key[0], key[1]), "array", tuple(key))
 
+    def is_plain(self, value: Any) -> bool:
+        """Whether a value is an array that enters as it is."""
+        if type(value) is np.ndarray:
+            return not self._canonical.get(value.dtype, ("", True))[1]
+        return type(value) in self._engine.array_types
+
     def is_object(self, value: Any) -> bool:
         """Whether a leaf enters by identity."""
         return self._handlers.get(type(value)) == self._object

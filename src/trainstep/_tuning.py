@@ -27,7 +27,7 @@ class Tuned:
         self._seconds: dict[str, list[float]] = {name: [] for name in candidates}
         self._decided = decided
 
-    def __call__(self, leaves: list[Any]) -> Sequence[Any]:
+    def __call__(self, leaves: Sequence[Any]) -> Sequence[Any]:
         name = min(self._seconds, key=lambda n: len(self._seconds[n]))
         started = time.perf_counter()
         outputs = self._candidates[name](leaves)

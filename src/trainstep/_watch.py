@@ -24,7 +24,8 @@ class Watch:
         layers: dict[int, Any] = {}
         for model in models:
             for layer in model._flatten_layers():
-                layers[id(layer)] = layer
+                if not _inert(layer):
+                    layers[id(layer)] = layer
         owned: dict[int, Any] = {}
         for layer in layers.values():
             owned.update((id(v), v) for v in layer._trainable_variables)
@@ -34,11 +35,11 @@ class Watch:
         self._variables = [*owned.values(), *own.values()]
         self._seen = self._look()
 
-    def _look(self) -> tuple[list[Any], list[bool]]:
-        return (
-            list(map(_layer_flags, map(call, self._layers))),
-            list(map(_variable_flag, self._variables)),
-        )
+    def _look(self) -> list[Any]:
+        return [
+            *map(_layer_flags, map(call, self._layers)),
+            *map(_variable_flag, self._variables),
+        ]
 
     def holds(self) -> bool:
         """Whether every flag is as it was at the trace."""
@@ -62,6 +63,12 @@ class Watch:
             # A frozen layer is one reason, not one for each of its variables.
             text = "as its layer" if owners.get(id(variable)) == flag else str(flag)
             yield Part(f"variable {variable.path!r}.trainable", text, "flag", text)
+
+
+def _inert(layer: Any) -> bool:
+    """Whether a layer is Keras's own and has nothing that its flags could change."""
+    own = type(layer).__module__.startswith("keras.src.layers.")
+    return own and not layer._layers and not layer.variables
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

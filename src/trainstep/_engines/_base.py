@@ -23,7 +23,7 @@ Loss = Callable[[Sequence[Tensor]], tuple[Tensor, Any]]
 # Which variables to differentiate by: these, what the function says after the value was computed,
 # or (None) every trainable one that was read.
 Wanted = Sequence[Variable] | Callable[[], Sequence[Variable]] | None
-Executable = Callable[[list[Any]], Sequence[Tensor]]
+Executable = Callable[[Sequence[Any]], Sequence[Tensor]]
 
 
 def chosen(variables: Wanted, read: Sequence[Variable]) -> list[Variable]:
@@ -81,8 +81,12 @@ class Engine(Protocol):
         """The trace or graph that the engine is in now."""
         ...
 
+    def idle(self) -> bool:
+        """Whether this thread is in no trace or graph at all, ours or another's."""
+        ...
+
     def inlines(self, function: str) -> bool:
-        """Whether a call now stands inside a graph of the engine's own that can take it in.
+        """Whether a call that is not idle stands inside a graph that can take it in.
 
         Raises:
             ForeignTraceError: If it stands inside one that cannot.

@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat, starmap
-from operator import attrgetter
+from operator import itemgetter, setitem
 from typing import Any
 
 import jax
@@ -37,11 +37,15 @@ from trainstep._errors import ForeignTraceError
 from trainstep._outputs import take_out
 from trainstep._state import Branch, Recorder, Recording, current_scope
 
+# What `jex.find_top_trace` returns, three Python calls nearer; every step asks for it.
+_trace_state = sys.modules[jex.find_top_trace.__module__].trace_state_strong_ref
+
 _variable_p = jex.Primitive("variable")
 _variable_p.def_abstract_eval(lambda *, index, aval: aval)
 
-_value_of = attrgetter("_value")
+_value = itemgetter("_value")
 _refcount = sys.getrefcount
+_ndarray = np.ndarray
 _consume: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
 
 
@@ -75,10 +79,11 @@ class JaxEngine:
     def place(self) -> Any:
         return jex.find_top_trace(None)
 
+    def idle(self) -> bool:
+        return _trace_state.value is self._eager
+
     def inlines(self, function: str) -> bool:
-        if self.place() is not self._eager:
-            raise ForeignTraceError(function, "jax.jit")
-        return False
+        raise ForeignTraceError(function, "jax.jit")
 
     def asks_for_a_value(self, error: BaseException) -> bool:
         return isinstance(
@@ -264,54 +269,60 @@ def _lean(
     writes: list[Variable],
     donates: bool,
 ) -> Executable:
-    def run(leaves: list[Any]) -> list[Tensor]:
-        state = list(map(_value_of, changed))
+    # The variables' own dicts: a third cheaper than attributes, and there are many of them.
+    old, constant, new = (_slots(variables) for variables in (changed, fixed, writes))
+
+    def run(leaves: Sequence[Any]) -> list[Tensor]:
+        state = list(map(_value, old))
         # A buffer with another owner (a snapshot, a second variable, a NumPy view) is not ours to
         # give away: it is copied, and the owner keeps the old one.
-        if donates and max(map(_refcount, state), default=0) > _ALONE:
+        if donates and max(map(_refcount, state)) > _ALONE:
             state = [jnp.array(x, copy=True) if _refcount(x) > _ALONE else x for x in state]
-        operands = (*state, *map(_value_of, fixed), *map(_settled, leaves))
+        # JAX reads aligned NumPy memory in place, later, while the caller may be filling the next
+        # batch into it. For a small array, the copy costs less than the look at its address.
+        settled = [
+            x.copy()
+            if type(x) is _ndarray
+            and (x.nbytes <= 16384 or not x.__array_interface__["data"][0] & 63)
+            else x
+            for x in leaves
+        ]
+        operands = (*state, *map(_value, constant), *settled)
         results = chain.from_iterable(starmap(call, (operands,)))
+        del state, operands  # nothing holds the old buffers when the program takes them
         # One call in C runs the program and stores the new state: Ctrl-C, which Python handles
         # between its own instructions, falls before or after the whole of it. The iterator
         # then holds what is left: the outputs.
-        _consume(map(setattr, writes, repeat("_value"), results))
+        _consume(map(setitem, new, repeat("_value"), results))
         return list(results)
 
     return run
 
 
 def _careful(call: Callable[..., Any], state: list[Variable], writes: list[Variable]) -> Executable:
-    def run(leaves: list[Any]) -> list[Tensor]:
-        results = iter(jax.block_until_ready(call(*map(_value_of, state), *map(_settled, leaves))))
-        _consume(map(setattr, writes, repeat("_value"), results))
+    old, new = _slots(state), _slots(writes)
+
+    def run(leaves: Sequence[Any]) -> list[Tensor]:
+        results = iter(jax.block_until_ready(call(*map(_value, old), *leaves)))
+        _consume(map(setitem, new, repeat("_value"), results))
         return list(results)
 
     return run
 
 
-def _settled(leaf: Any) -> Any:
-    """A leaf that its owner may overwrite after the call.
-
-    JAX reads aligned NumPy memory in place, later, while the caller may be filling the next
-    batch into it. For a small array, the copy costs less than the look at its address.
-    """
-    if type(leaf) is np.ndarray and (
-        leaf.nbytes <= 16384 or not leaf.__array_interface__["data"][0] & 63
-    ):
-        return leaf.copy()
-    return leaf
+def _slots(variables: list[Variable]) -> list[dict[str, Any]]:
+    """Where variables keep their values."""
+    if not all("_value" in v.__dict__ for v in variables):
+        raise NotImplementedError(
+            "trainstep does not run on Keras's Flax NNX variables; unset KERAS_NNX_ENABLED"
+        )
+    return [v.__dict__ for v in variables]
 
 
 def _count_when_alone() -> int:
     """The reference count of a buffer that only its variable holds, as `run` sees it."""
-
-    class Holder:
-        _value = None
-
-    holder = Holder()
-    holder._value = object()  # type: ignore[assignment]
-    state = list(map(_value_of, [holder]))
+    slots = [{"_value": object()}]
+    state = list(map(_value, slots))
     return max(map(_refcount, state))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Wanted
-from trainstep._state import Recorder
+from trainstep._state import Recorder, active
 
 
 class NullEngine:
@@ -56,8 +56,11 @@ class NullEngine:
     def place(self) -> Any:
         return None
 
+    def idle(self) -> bool:
+        return active() is None
+
     def inlines(self, function: str) -> bool:
-        return False
+        return True
 
     def asks_for_a_value(self, error: BaseException) -> bool:
         return False
@@ -71,7 +74,7 @@ class NullEngine:
         self.compiled.append([tuple(x.shape) for x in leaves])
 
         def build(compiler: str) -> Executable:
-            def run(leaves: list[Any]) -> Sequence[Tensor]:
+            def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
                 self.runs += 1
                 return outputs
 

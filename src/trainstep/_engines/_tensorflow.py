@@ -60,8 +60,11 @@ class TensorFlowEngine:
     def place(self) -> Any:
         return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
+    def idle(self) -> bool:
+        return tf.executing_eagerly()  # type: ignore[no-any-return]
+
     def inlines(self, function: str) -> bool:
-        return not tf.executing_eagerly()
+        return True  # a plain `tf.function`: the step's operations become part of it
 
     def asks_for_a_value(self, error: BaseException) -> bool:
         return isinstance(error, tf.errors.OperatorNotAllowedInGraphError) or (
@@ -204,7 +207,7 @@ def _executable(concrete: Any) -> Executable:
     # Past the layers that match Python arguments to the graph's: ours are in order already.
     call, captured = concrete._inference_function.call_flat, concrete.captured_inputs
 
-    def run(leaves: list[Any]) -> Sequence[Tensor]:
+    def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
         tensors = [x if type(x) is eager else tf.constant(x) for x in leaves]
         return call(*tensors, *captured)  # type: ignore[no-any-return]
 

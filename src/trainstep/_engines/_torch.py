@@ -36,7 +36,7 @@ from trainstep._engines._base import (
 from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
 from trainstep._engines._torch_state import WIDENED, as_tensor, from_numpy, value_of, write_back
-from trainstep._state import Branch, Recorder
+from trainstep._state import Branch, Recorder, active
 
 
 class TorchEngine:
@@ -66,8 +66,11 @@ class TorchEngine:
     def place(self) -> Any:
         return None
 
+    def idle(self) -> bool:
+        return active() is None
+
     def inlines(self, function: str) -> bool:
-        return False
+        return True
 
     def asks_for_a_value(self, error: BaseException) -> bool:
         return isinstance(error, TensorValueNeeded)
@@ -248,7 +251,7 @@ def _build(
             call = torch._inductor.compile(module, [*state, *tensors])
     count = len(writes)
 
-    def run(leaves: list[Any]) -> Sequence[Tensor]:
+    def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
         arrays = [x if type(x) is torch.Tensor else as_tensor(x) for x in leaves]
         with torch.no_grad():
             results = call(*map(value_of, reads), *arrays)

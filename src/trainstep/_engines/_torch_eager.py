@@ -24,7 +24,7 @@ def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder) -> Traced:
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
 
     def build(compiler: str) -> Executable:
-        def run(leaves: list[Any]) -> Sequence[Tensor]:
+        def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
             scope = Recording(recorder.place)
             outputs = _run(step, [as_tensor(x) for x in leaves], scope)
             with torch.no_grad():
