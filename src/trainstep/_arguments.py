@@ -38,7 +38,7 @@ class Arguments:
     """Flattens the values of a call for one engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._handlers: dict[type, Handler] = {
             np.ndarray: self._numpy,
             float: self._float,
@@ -79,16 +79,16 @@ class Arguments:
         known = self._canonical.get(x.dtype)
         if known is None:
             known = self._canonical[x.dtype] = (keras.backend.standardize_dtype(x.dtype), False)
-        key.append(self._engine.shape(x))
+        key.append(self.engine.shape(x))
         key.append(known[0])
         leaves.append(x)
 
     def _float(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
         key.append(float)
-        leaves.append(np.asarray(x, self._engine.canonical(keras.config.floatx())))
+        leaves.append(np.asarray(x, self.engine.canonical(keras.config.floatx())))
 
     def _int(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
-        dtype = "int32" if -(2**31) <= x < 2**31 else self._engine.canonical("int64")
+        dtype = "int32" if -(2**31) <= x < 2**31 else self.engine.canonical("int64")
         if dtype == "int32" and not -(2**31) <= x < 2**31:
             raise ValueError("an integer beyond 32 bits, which this engine cannot hold")
         key.append((int, dtype))
@@ -135,10 +135,10 @@ class Arguments:
         return handler
 
     def _handler_for(self, x: Any) -> Handler:
-        if isinstance(x, self._engine.array_types):
+        if isinstance(x, self.engine.array_types):
             return self._native
-        if self._engine.is_tensor(x) and not isinstance(x, (np.ndarray, np.generic)):
-            raise ForeignTraceError("a function", self._engine.name)  # a tracer of another trace
+        if self.engine.is_tensor(x) and not isinstance(x, (np.ndarray, np.generic)):
+            raise ForeignTraceError("a function", self.engine.name)  # a tracer of another trace
         if isinstance(x, keras.KerasTensor):
             raise TypeError("a symbolic KerasTensor, which has no values")
         if isinstance(x, keras.Variable):
@@ -167,7 +167,7 @@ class Arguments:
         name = x.dtype.name
         if x.dtype.kind not in "biufc" and name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
             raise TypeError(f"an array of dtype {name}, which no engine can compute with")
-        dtype = self._engine.canonical(keras.config.floatx() if name == "float64" else name)
+        dtype = self.engine.canonical(keras.config.floatx() if name == "float64" else name)
         return dtype, dtype != name or not x.dtype.isnative
 
     # A missing program only ---------------------------------------------------------------
@@ -213,11 +213,18 @@ class Arguments:
         """Whether a value is an array that enters as it is."""
         if type(value) is np.ndarray:
             return not self._canonical.get(value.dtype, ("", True))[1]
-        return type(value) in self._engine.array_types
+        return type(value) in self.engine.array_types
 
-    def is_object(self, value: Any) -> bool:
-        """Whether a leaf enters by identity."""
-        return self._handlers.get(type(value)) == self._object
+    def objects(self, values: Sequence[Any]) -> list[Any]:
+        """The objects of a call, which its program is compiled for."""
+        found: list[Any] = []
+        for value in values:
+            children = structure(value)
+            if children is not None:
+                found += self.objects([child for _, child in children])
+            elif self._handlers.get(type(value)) == self._object:
+                found.append(value)
+        return found
 
     def rebuild(self, values: Sequence[Any], tensors: Iterator[Any]) -> list[Any]:
         """The values of the call with each array replaced by the next tensor."""

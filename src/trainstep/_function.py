@@ -9,38 +9,30 @@
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from trainstep import _engines, _site
-from trainstep._arguments import Arguments, like, structure
-from trainstep._control import traced_control_flow
-from trainstep._domain import domain_of
-from trainstep._engines import Engine, Executable, Options, Traced
-from trainstep._errors import ArgumentError, ControlFlowError, RetraceLimitError, TrainstepError
-from trainstep._ledger import Ledger, TraceEvent, advice
-from trainstep._outputs import Build, take_out
+from trainstep import _engines
+from trainstep._bound import BoundFunction
+from trainstep._compiler import Compiler
+from trainstep._declared import Declared, filled_with_zeros
+from trainstep._engines import Engine, Options
+from trainstep._errors import ArgumentError
 from trainstep._parameters import Parameters
-from trainstep._program import MISS, Key, Program, Programs, again
-from trainstep._signature import Signature, nearest
-from trainstep._spec import Spec, check, conform
-from trainstep._state import Recorder, active, deferred_constants
-from trainstep._tuning import Tuned
-from trainstep._watch import Watch
+from trainstep._program import MISS, Program, again
+from trainstep._state import active
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# One trace at a time: tracing builds layers and runs the user's Python, which is not ours to
-# run twice at once. Hits do not take it.
-_tracing = threading.RLock()
-
 
 class Function(Generic[P, R]):
-    """A step that is compiled once per signature. Made by `trainstep.function`."""
+    """A step that is compiled once per signature. Made by `trainstep.function`.
+
+    Attributes:
+        ledger: Every trace of this function, and why it was made.
+    """
 
     def __init__(
         self,
@@ -53,23 +45,30 @@ class Function(Generic[P, R]):
         engine: Engine | None = None,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
-        inner = fn
+        inner: Any = fn
         while isinstance(inner, functools.partial):
             inner = inner.func
         self.__name__: str = name or str(getattr(inner, "__name__", type(inner).__name__))
         self._fn = fn
         self._engine = engine or _engines.current()
-        self._options = options or Options()
-        self._max_traces = max_traces
-        self._parameters = Parameters(fn)
-        self._specs = (
-            None if signature is None else self._parameters.specs(self.__name__, signature)
+        declared = None
+        if signature is not None:
+            declared = Declared(self.__name__, Parameters(fn).names, signature)
+        self._compiler = Compiler(
+            self.__name__,
+            fn,
+            engine=self._engine,
+            options=options or Options(),
+            declared=declared,
+            max_traces=max_traces,
         )
-        self._arguments = Arguments(self._engine)
-        self._programs = Programs()
+        self.ledger = self._compiler.ledger
         self._idle = self._engine.idle
-        self._again = again(None, None)  # the call before, if this is another one like it
-        self.ledger = Ledger(self.__name__)
+        self._bind = self._compiler.parameters.bind
+        self._flatten = self._compiler.flatten
+        self._find = self._compiler.programs.find
+        self._is_plain = self._compiler.arguments.is_plain
+        self._again: Callable[[Sequence[Any]], Any] = lambda args: MISS  # see `again`
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if not self._idle() and (active() is not None or self._engine.inlines(self.__name__)):
@@ -79,13 +78,21 @@ class Function(Generic[P, R]):
             result = self._again(args)
             if result is not MISS:
                 return result
-        values = self._parameters.bind(args, kwargs)
+        values = self._bind(args, kwargs)
         key, leaves = self._flatten(values)
-        program = self._programs.find(key)
+        program = self._find(key)
         if program is None:
-            return self._first_run(self._compile(values), leaves)
-        self._again = again(program, args if self._plain(args, kwargs) else None)
+            return self._first_run(self._compiler.program(values), leaves)
+        if values is args and all(map(self._is_plain, args)):
+            self._again = again(program, args)
         result = program(leaves)
+        return result
+
+    def _first_run(self, program: Program, leaves: list[Any]) -> R:
+        started = time.perf_counter()
+        result: R = program(leaves)
+        if self._engine.compiles_at_first_run:
+            self.ledger.add_compile_seconds(program.index, time.perf_counter() - started)
         return result
 
     @property
@@ -106,14 +113,14 @@ class Function(Generic[P, R]):
             >>> double.trace_count
             1
         """
-        bound = self._parameters.bind(args, kwargs)
+        names = self._compiler.parameters.names
         values = [
-            _zeros(self.__name__, name, value)
-            for name, value in zip(self._parameters.names, bound, strict=True)
+            filled_with_zeros(self.__name__, name, value)
+            for name, value in zip(names, self._bind(args, kwargs), strict=True)
         ]
         key, _ = self._flatten(values)
-        if self._programs.find(key) is None:
-            self._compile(values)
+        if self._find(key) is None:
+            self._compiler.program(values)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundFunction(self, instance)
@@ -123,229 +130,6 @@ class Function(Generic[P, R]):
 
     def __reduce__(self) -> str:
         return str(getattr(self, "__qualname__", self.__name__))  # by name, as functions are
-
-    # A missing program ------------------------------------------------------------------------
-
-    def _flatten(self, values: Sequence[Any]) -> tuple[Key, list[Any]]:
-        if self._specs is not None:
-            values = conform(self._specs, values)
-        try:
-            return self._arguments.flatten(values)
-        except (TypeError, ValueError):
-            for _ in self._arguments.parts(self.__name__, self._parameters.names, values):
-                pass  # raises an ArgumentError that names the culprit
-            raise
-
-    def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call is nothing but arrays that enter as they are."""
-        plain = not kwargs and self._specs is None and len(args) == len(self._parameters.names)
-        return plain and all(map(self._arguments.is_plain, args))
-
-    def _compile(self, values: Sequence[Any]) -> Program:
-        site = _site.caller()
-        with _tracing:
-            key, leaves = self._flatten(values)
-            program = self._programs.find(key)  # another thread may have been faster
-            if program is not None:
-                return program
-            if self._specs is not None:
-                values = conform(self._specs, values)
-                self._check(values)
-            signature, event = self._announce(values, site)
-            if self._max_traces is not None and len(self.ledger) >= self._max_traces:
-                raise RetraceLimitError(self._max_traces, event)
-            started = time.perf_counter()
-            recorder = Recorder(self._engine.place)
-            traced, build = self._trace(values, leaves, recorder)
-            if any(v.name == "dynamic_scale" for v in recorder.created):
-                # Before it is built, Keras's loss-scaling optimizer scales by a Python number,
-                # which is in the trace now, and afterwards by this variable. Once more, then.
-                recorder = Recorder(self._engine.place)
-                traced, build = self._trace(values, leaves, recorder)
-            traced_at = time.perf_counter()
-            compiler, executable = self._build(traced, event.index)
-            compiled_at = time.perf_counter()
-            touched = [*traced.reads, *traced.writes]
-            watch = Watch(recorder.layers.values(), touched)
-            program = Program(event.index, executable, build, watch, domain_of(touched))
-            event = replace(
-                event,
-                trace_seconds=traced_at - started,
-                compile_seconds=compiled_at - traced_at,
-                reads=tuple(v.path for v in traced.reads),
-                writes=tuple(v.path for v in traced.writes),
-                compiler=compiler,
-            )
-            self.ledger.record(event, signature.with_flags(watch.parts()))
-            self._programs.add(key, program, _objects(self._arguments, values))
-            return program
-
-    def _build(self, traced: Traced, index: int) -> tuple[str, Executable]:
-        """Compiles a recorded step with the compiler asked for, or with each, to be measured."""
-        if traced.uncompiled:
-            return "python", traced.build("")
-        quick, thorough = self._engine.compilers[0], self._engine.compilers[-1]
-        if self._options.optimize != "measure" or quick == thorough:
-            compiler = thorough if self._options.optimize == "full" else quick
-            return compiler, traced.build(compiler)
-
-        def decided(compiler: str, executable: Executable) -> None:
-            self._programs.replace(index, executable)
-            self.ledger.set_compiler(index, compiler)
-
-        candidates = {name: traced.build(name) for name in (quick, thorough)}
-        return "measuring", Tuned(candidates, decided)
-
-    def _announce(self, values: Sequence[Any], site: str) -> tuple[Signature, TraceEvent]:
-        """What this call is, and how it differs from the calls before, ahead of the trace."""
-        flags = {p.label: p for watch in self._programs.watches() for p in watch.parts()}
-        parts = self._arguments.parts(self.__name__, self._parameters.names, values)
-        signature = Signature([*parts, *flags.values()])
-        index, changes = nearest(signature, self.ledger.signatures)
-        texts = [change.text for change in changes]
-        if index is not None and not texts:
-            texts = ["the earlier program was dropped with an object that it was compiled for"]
-        event = TraceEvent(
-            index=len(self.ledger) + 1,
-            function=self.__name__,
-            signature=str(signature),
-            changes=tuple(texts),
-            nearest=None if index is None else index + 1,
-            site=site,
-            advice=advice(changes),
-        )
-        return signature, event
-
-    def _trace(
-        self, values: Sequence[Any], leaves: Sequence[Any], recorder: Recorder
-    ) -> tuple[Traced, Build]:
-        builds: list[Build] = []
-
-        def step(tensors: Sequence[Any]) -> list[Any]:
-            call = self._arguments.rebuild(values, iter(tensors))
-            result = self._parameters.call(self._fn, call)
-            outputs, build = take_out(result, self._engine.is_tensor, values)
-            builds.append(build)
-            return outputs
-
-        try:
-            with traced_control_flow(by_value=self._engine.branches_by_value), deferred_constants():
-                traced = self._engine.trace(step, leaves, recorder, self._options)
-        except TrainstepError:
-            raise
-        except Exception as error:
-            asked = self._asks_for_a_value(error)
-            if asked is None:
-                raise
-            where = _site.raised_at(asked.__traceback__)
-            raise ControlFlowError(self.__name__, *where) from error
-        return traced, builds[-1]
-
-    def _asks_for_a_value(self, error: BaseException) -> BaseException | None:
-        """The error behind `error` that asked for a value: Keras wraps some in others."""
-        found: BaseException | None = error
-        while found is not None and not self._engine.asks_for_a_value(found):
-            found = found.__context__
-        return found
-
-    def _first_run(self, program: Program, leaves: list[Any]) -> R:
-        started = time.perf_counter()
-        result: R = program(leaves)
-        if self._engine.compiles_at_first_run:
-            self.ledger.add_compile_seconds(program.index, time.perf_counter() - started)
-        return result
-
-    def _check(self, values: Sequence[Any]) -> None:
-        assert self._specs is not None
-        for name, spec, value in zip(self._parameters.names, self._specs, values, strict=True):
-            self._check_one(name, spec, value)
-
-    def _check_one(self, name: str, spec: Any, value: Any) -> None:
-        if spec is None:
-            return
-        if not isinstance(spec, Spec):
-            wanted, came = structure(spec), structure(value)
-            if wanted is None or came is None or [n for n, _ in wanted] != [n for n, _ in came]:
-                raise ArgumentError(
-                    self.__name__,
-                    name,
-                    f"the structure {spec!r}",
-                    f"{type(value).__name__}",
-                    "pass the same structure as in `signature`",
-                )
-            for (suffix, inner), (_, child) in zip(wanted, came, strict=True):
-                self._check_one(f"{name}{suffix}", inner, child)
-            return
-        parts = list(self._arguments.parts(self.__name__, [name], [value]))
-        if len(parts) != 1 or parts[0].kind != "array":
-            raise ArgumentError(
-                self.__name__,
-                spec.name or name,
-                str(spec),
-                "; ".join(p.text for p in parts),
-                "pass one array",
-            )
-        shape, dtype = cast("tuple[tuple[int, ...], str]", parts[0].token)
-        check(
-            spec,
-            shape,
-            dtype,
-            function=self.__name__,
-            argument=name,
-            canonical=self._engine.canonical,
-        )
-
-
-class BoundFunction:
-    """A `Function` taken from an instance, as a method is."""
-
-    def __init__(self, function: Function[..., Any], instance: Any) -> None:
-        self.__func__ = function
-        self.__self__ = instance
-        self.__doc__ = function.__doc__
-        self.__wrapped__ = getattr(function, "__wrapped__", function).__get__(instance)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
-
-    def warm_up(self, *args: Any, **kwargs: Any) -> None:
-        """See `Function.warm_up`."""
-        self.__func__.warm_up(self.__self__, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__func__, name)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, BoundFunction)
-            and self.__func__ is other.__func__
-            and self.__self__ is other.__self__
-        )
-
-    def __hash__(self) -> int:
-        return hash((id(self.__func__), id(self.__self__)))
-
-
-def _zeros(function: str, name: str, value: Any) -> Any:
-    """The value with each `Spec` in it replaced by an array of that shape."""
-    if isinstance(value, Spec):
-        return value.zeros(function, value.name or name)
-    children = structure(value)
-    if children is None:
-        return value
-    return like(value, [_zeros(function, f"{name}{suffix}", child) for suffix, child in children])
-
-
-def _objects(arguments: Arguments, values: Sequence[Any]) -> list[Any]:
-    """The objects of a call that its program is compiled for."""
-    found: list[Any] = []
-    for value in values:
-        children = structure(value)
-        if children is not None:
-            found += _objects(arguments, [child for _, child in children])
-        elif arguments.is_object(value):
-            found.append(value)
-    return found
 
 
 @overload

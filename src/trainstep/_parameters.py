@@ -10,8 +10,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainstep._errors import ArgumentError
-
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _MISSING = object()
 
@@ -29,18 +27,6 @@ class Parameters:
             _MISSING if p.default is inspect.Parameter.empty else p.default for p in parameters
         ]
         self._by_name = inspect.Parameter.POSITIONAL_ONLY not in self._kinds
-
-    def specs(self, function: str, signature: Sequence[Any]) -> list[Any]:
-        """One entry of the declared signature per parameter; the ones left out accept anything."""
-        if len(signature) > len(self.names):
-            raise ArgumentError(
-                function,
-                "signature",
-                f"at most {len(self.names)} entries, one per parameter",
-                f"{len(signature)} entries",
-                "give one Spec per parameter",
-            )
-        return [*signature, *[None] * (len(self.names) - len(signature))]
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """One value per parameter; `*args` is a tuple and `**kwargs` a dict."""

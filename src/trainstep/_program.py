@@ -49,14 +49,12 @@ class Program:
 MISS: Any = object()
 
 
-def again(program: Program | None, arrays: Sequence[Any] | None) -> Callable[[Sequence[Any]], Any]:
+def again(program: Program, arrays: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
     """A short way to `program` for calls like the last one, which was these arrays and no more.
 
     A loop makes the same call over and over. Comparing it with the last one costs a third of
     making its key and looking that up. Anything else is a `MISS`, and goes the long way.
     """
-    if program is None or arrays is None:
-        return lambda args: MISS
     kinds = [(type(x), x.shape, x.dtype) for x in arrays]
     holds, build = program.watch.holds, program.build
 

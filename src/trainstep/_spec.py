@@ -91,16 +91,3 @@ def check(
             f"{came}: the dtype is {dtype}",
             f"convert it with `.astype({spec.dtype!r})`, or declare dtype={dtype!r}",
         )
-
-
-def conform(specs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """The values with numbers and lists of numbers made arrays of the declared dtype.
-
-    Arrays keep their dtype: a cast that nobody wrote could lose digits in silence.
-    """
-    return [
-        np.asarray(value, spec.dtype)
-        if isinstance(spec, Spec) and type(value) in (int, float, list) and spec.dtype != "bfloat16"
-        else value
-        for spec, value in zip(specs, values, strict=True)
-    ]

@@ -138,11 +138,11 @@ def test_objects_are_held_weakly_and_their_programs_go_with_them() -> None:
     step(first, zeros(1))
     step(second, zeros(1))
     assert step.ledger[1].changes == ("argument thing: Thing 'thing' -> another Thing 'thing'",)
-    assert len(step._programs) == 2
+    assert len(step._compiler.programs) == 2
 
     del first
 
-    assert len(step._programs) == 1
+    assert len(step._compiler.programs) == 1
 
 
 def test_the_limit_raises_before_the_step_runs_and_carries_the_event() -> None:
@@ -160,6 +160,11 @@ def test_the_limit_raises_before_the_step_runs_and_carries_the_event() -> None:
 
 def test_assert_traces_shows_the_reasons() -> None:
     step = ts.function(engine=NullEngine())(lambda x: x)
-    with pytest.raises(AssertionError, match="traced 2 times, not 1"), assert_traces(step, 1):
-        step(zeros(1))
-        step(zeros(2))
+
+    def traced_twice() -> None:
+        with assert_traces(step, 1):
+            step(zeros(1))
+            step(zeros(2))
+
+    with pytest.raises(AssertionError, match="traced 2 times, not 1"):
+        traced_twice()

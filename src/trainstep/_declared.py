@@ -1,0 +1,87 @@
+"""The signature that a function declares, the check of a call against it, arrays made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from trainstep._arguments import Arguments, like, structure
+from trainstep._errors import ArgumentError
+from trainstep._spec import Spec, check
+
+
+class Declared:
+    """One `Spec`, structure of `Spec`s, or None (anything) per parameter."""
+
+    def __init__(self, function: str, names: Sequence[str], signature: Sequence[Any]) -> None:
+        if len(signature) > len(names):
+            raise ArgumentError(
+                function,
+                "signature",
+                f"at most {len(names)} entries, one per parameter",
+                f"{len(signature)} entries",
+                "give one Spec per parameter",
+            )
+        self._function = function
+        self._names = names
+        self._specs = [*signature, *[None] * (len(names) - len(signature))]
+
+    def conform(self, values: Sequence[Any]) -> list[Any]:
+        """The values with numbers and lists of numbers made arrays of the declared dtype.
+
+        Arrays keep their dtype: a cast that nobody wrote could lose digits in silence.
+        """
+        return [
+            np.asarray(value, spec.dtype)
+            if isinstance(spec, Spec)
+            and type(value) in (int, float, list)
+            and spec.dtype != "bfloat16"
+            else value
+            for spec, value in zip(self._specs, values, strict=True)
+        ]
+
+    def check(self, values: Sequence[Any], arguments: Arguments) -> None:
+        """Raises an `ArgumentError` that names the argument unless every value fits."""
+        for name, spec, value in zip(self._names, self._specs, values, strict=True):
+            self._check(name, spec, value, arguments)
+
+    def _check(self, name: str, spec: Any, value: Any, arguments: Arguments) -> None:
+        if spec is None:
+            return
+        if isinstance(spec, Spec):
+            self._check_array(name, spec, value, arguments)
+            return
+        wanted, came = structure(spec), structure(value)
+        if wanted is None or came is None or [n for n, _ in wanted] != [n for n, _ in came]:
+            raise ArgumentError(
+                self._function,
+                name,
+                f"the structure {spec!r}",
+                type(value).__name__,
+                "pass the same structure as in `signature`",
+            )
+        for (suffix, inner), (_, child) in zip(wanted, came, strict=True):
+            self._check(f"{name}{suffix}", inner, child, arguments)
+
+    def _check_array(self, name: str, spec: Spec, value: Any, arguments: Arguments) -> None:
+        parts = list(arguments.parts(self._function, [name], [value]))
+        if len(parts) != 1 or parts[0].kind != "array":
+            came = "; ".join(part.text for part in parts)
+            argument = spec.name or name
+            raise ArgumentError(self._function, argument, str(spec), came, "pass one array")
+        shape, dtype = cast("tuple[tuple[int, ...], str]", parts[0].token)
+        canonical = arguments.engine.canonical
+        check(spec, shape, dtype, function=self._function, argument=name, canonical=canonical)
+
+
+def filled_with_zeros(function: str, name: str, value: Any) -> Any:
+    """The value with each `Spec` in it replaced by an array of that shape."""
+    if isinstance(value, Spec):
+        return value.zeros(function, value.name or name)
+    children = structure(value)
+    if children is None:
+        return value
+    filled = [filled_with_zeros(function, f"{name}{suffix}", child) for suffix, child in children]
+    return like(value, filled)
