@@ -130,6 +130,7 @@ class Compiler:
             reads=tuple(v.path for v in traced.reads),
             writes=tuple(v.path for v in traced.writes),
             compiler=compiler,
+            advice=_uncompiled_advice(traced.uncompiled) if traced.uncompiled else event.advice,
         )
 
     def _trace(
@@ -181,3 +182,7 @@ class Compiler:
 
         candidates = {name: traced.build(name) for name in (quick, thorough)}
         return "measuring", Tuned(candidates, decided)
+
+
+def _uncompiled_advice(culprit: str) -> str:
+    return f"runs as Python at every call, uncompiled: this engine cannot record {culprit}"

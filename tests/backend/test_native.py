@@ -90,3 +90,4 @@ def test_the_ledger_says_when_a_step_runs_as_python(backend: str) -> None:
 
     halve(np.ones(4))
     assert (halve.ledger[0].compiler == "python") == (backend == "torch")
+    assert ("keras.ops.while_loop" in halve.ledger[0].advice) == (backend == "torch")

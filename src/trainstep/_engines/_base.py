@@ -57,7 +57,7 @@ class Traced:
     reads: list[Variable]
     writes: list[Variable]
     build: Callable[[str], Executable]
-    uncompiled: bool = False  # runs as Python: the engine could not record it
+    uncompiled: str = ""  # what the engine could not record: the step runs as Python
 
 
 class Engine(Protocol):

@@ -123,8 +123,8 @@ class TorchEngine:
         try:
             with recorder, guard:
                 module = make_fx(guard.watching(pure))(*tensors)
-        except Uncompilable:
-            return eager(step, tensors, recorder)
+        except Uncompilable as culprit:
+            return eager(step, tensors, recorder, str(culprit))
         _clone_inputs(module.graph, updated)
         _drop_detach(module.graph)
         module.recompile()

@@ -17,7 +17,7 @@ from trainstep._engines._torch_state import as_tensor, write_back
 from trainstep._state import Recorder, Recording
 
 
-def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder) -> Traced:
+def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder, culprit: str) -> Traced:
     """Runs the step once on clones to find its variables; the program runs it again each time."""
     recorder.uncompiled = True
     _run(step, tensors, recorder)
@@ -33,7 +33,7 @@ def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder) -> Traced:
 
         return run
 
-    return Traced(reads, writes, build, uncompiled=True)
+    return Traced(reads, writes, build, uncompiled=culprit)
 
 
 def _run(step: Step, tensors: Sequence[Tensor], scope: Recording) -> list[Tensor]:
