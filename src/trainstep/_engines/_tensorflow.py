@@ -76,10 +76,11 @@ class TensorFlowEngine:
         self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options
     ) -> Traced:
         writes: list[Variable] = []
+        stand_ins: list[Tensor] = []
 
         def body(*tensors: Tensor) -> list[Tensor]:
             graph = tf.compat.v1.get_default_graph()
-            _prepare(recorder, graph)
+            _prepare(recorder, graph, stand_ins)
             outputs = [tf.convert_to_tensor(x) for x in step(tensors)]
             new = recorder.new_values()
             effects = [
@@ -96,8 +97,13 @@ class TensorFlowEngine:
             return outputs
 
         specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
-        with recorder:
-            concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
+        try:
+            with recorder:
+                concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
+        finally:
+            # Their methods refer to them, and Python cannot see such a circle through a tensor.
+            for tensor in stand_ins:
+                tensor.__dict__.clear()
 
         def build(compiler: str) -> Executable:
             if compiler == "xla":
@@ -149,7 +155,7 @@ def make() -> TensorFlowEngine:
     return TensorFlowEngine()
 
 
-def _prepare(recorder: Recorder, graph: Any) -> None:
+def _prepare(recorder: Recorder, graph: Any, stand_ins: list[Tensor]) -> None:
     """Tells a recorder how variables are read and written in this graph."""
 
     def lift(variable: Variable) -> Tensor:
@@ -161,14 +167,14 @@ def _prepare(recorder: Recorder, graph: Any) -> None:
             return stand_in(variable, variable._value.read_value())
 
     def stand_in(variable: Variable, value: Tensor) -> Tensor:
-        return _act_as_variable(tf.identity(value), variable)
+        tensor = tf.identity(value)
+        tensor.__dict__.update(_variable_methods(tensor, variable))
+        stand_ins.append(tensor)
+        return tensor
 
     recorder.home = graph
-    recorder.lift, recorder.store, recorder.note_read = (
-        lift,
-        stand_in,
-        pywrap_tfe.TFE_Py_TapeVariableAccessed,
-    )
+    recorder.lift, recorder.store = lift, stand_in
+    recorder.note_read = pywrap_tfe.TFE_Py_TapeVariableAccessed
 
 
 def _plain_variable(next_creator: Any, **kwargs: Any) -> Any:
@@ -180,26 +186,30 @@ def _plain_variable(next_creator: Any, **kwargs: Any) -> Any:
     return ResourceVariable(**kwargs)
 
 
-def _act_as_variable(tensor: Tensor, variable: Variable) -> Tensor:
-    """Gives a tensor the methods of a `tf.Variable` that Keras's optimizers call."""
+def _variable_methods(tensor: Tensor, variable: Variable) -> dict[str, Any]:
+    """What a tensor needs to stand in for a `tf.Variable` before Keras's optimizers."""
+
+    def now() -> Tensor:
+        return current_scope().get_current_value(variable)
 
     def write(value: Tensor) -> None:
         current_scope().add_update((variable, tf.cast(value, tensor.dtype)))
 
     def scatter(operation: Any, slices: tf.IndexedSlices) -> None:
-        write(operation(tensor, slices.indices[:, None], tf.cast(slices.values, tensor.dtype)))
+        write(operation(now(), slices.indices[:, None], tf.cast(slices.values, tensor.dtype)))
 
-    tensor.assign = lambda value, **_: write(value)
-    tensor.assign_add = lambda value, **_: write(tensor + tf.cast(value, tensor.dtype))
-    tensor.assign_sub = lambda value, **_: write(tensor - tf.cast(value, tensor.dtype))
-    tensor.scatter_update = partial(scatter, tf.tensor_scatter_nd_update)
-    tensor.scatter_add = partial(scatter, tf.tensor_scatter_nd_add)
-    tensor.scatter_sub = partial(scatter, tf.tensor_scatter_nd_sub)
-    tensor._unique_id = variable._value._unique_id
-    # A plain `tf.GradientTape` in a step watches what it sees read, and looks for a handle.
-    tensor.handle = tensor
-    tensor.trainable = variable.trainable
-    return tensor
+    return {
+        "assign": lambda value, **_: write(value),
+        "assign_add": lambda value, **_: write(now() + tf.cast(value, tensor.dtype)),
+        "assign_sub": lambda value, **_: write(now() - tf.cast(value, tensor.dtype)),
+        "scatter_update": partial(scatter, tf.tensor_scatter_nd_update),
+        "scatter_add": partial(scatter, tf.tensor_scatter_nd_add),
+        "scatter_sub": partial(scatter, tf.tensor_scatter_nd_sub),
+        "_unique_id": variable._value._unique_id,
+        # A plain `tf.GradientTape` in a step watches what it sees read, and looks for a handle.
+        "handle": tensor,
+        "trainable": variable.trainable,
+    }
 
 
 def _executable(concrete: Any) -> Executable:
