@@ -14,8 +14,10 @@ same order, and run only when a program is missing.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
+import pathlib
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,7 +30,8 @@ from trainstep._errors import ArgumentError, ForeignTraceError
 from trainstep._signature import Part
 from trainstep._spec import array_text
 
-_STATIC = (bool, str, bytes, type(None), enum.Enum, np.dtype, type, range, type(Ellipsis))
+_PLAIN_VALUES = (bool, str, bytes, type(None), type(Ellipsis), range, frozenset)
+_STATIC = (*_PLAIN_VALUES, enum.Enum, np.dtype, type, pathlib.PurePath)
 _NUMBERS = (int, float)
 
 Handler = Callable[[Any, list[Any], list[Any]], None]
@@ -49,7 +52,8 @@ class Arguments:
             slice: self._slice,
             **dict.fromkeys((bool, str, type(None)), self._static),
         }
-        self._canonical: dict[Any, tuple[str, bool]] = {}
+        self._canonical: dict[Any, tuple[str, bool]] = {}  # of NumPy's dtypes
+        self._names: dict[Any, str] = {}  # of the engine's
 
     # Every call ---------------------------------------------------------------------------
 
@@ -76,16 +80,17 @@ class Arguments:
         leaves.append(x)
 
     def _native(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
-        known = self._canonical.get(x.dtype)
-        if known is None:
-            known = self._canonical[x.dtype] = (keras.backend.standardize_dtype(x.dtype), False)
+        name = self._names.get(x.dtype)
+        if name is None:
+            name = self._names[x.dtype] = keras.backend.standardize_dtype(x.dtype)
         key.append(self.engine.shape(x))
-        key.append(known[0])
+        key.append(name)
         leaves.append(x)
 
     def _float(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
-        key.append(float)
-        leaves.append(np.asarray(x, self.engine.canonical(keras.config.floatx())))
+        dtype = self.engine.canonical(keras.config.floatx())
+        key.append((float, dtype))
+        leaves.append(np.asarray(x, dtype))
 
     def _int(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
         dtype = "int32" if -(2**31) <= x < 2**31 else self.engine.canonical("int64")
@@ -138,7 +143,9 @@ class Arguments:
         if isinstance(x, self.engine.array_types):
             return self._native
         if self.engine.is_tensor(x) and not isinstance(x, (np.ndarray, np.generic)):
-            raise ForeignTraceError("a function", self.engine.name)  # a tracer of another trace
+            if not self.engine.idle():  # a tracer of another trace
+                raise ForeignTraceError("a function", self.engine.name)
+            raise TypeError(f"a {type(x).__name__}, which a step does not take")
         if isinstance(x, keras.KerasTensor):
             raise TypeError("a symbolic KerasTensor, which has no values")
         if isinstance(x, keras.Variable):
@@ -152,8 +159,10 @@ class Arguments:
         ):
             if isinstance(x, family):
                 return handler
-        if dataclasses.is_dataclass(x):
+        if is_record(x):
             return self._dataclass
+        if isinstance(x, complex):
+            return self._array_like
         if isinstance(x, _NUMBERS):
             return self._float if isinstance(x, float) else self._int
         return self._array_like if hasattr(x, "__array__") else self._object
@@ -204,7 +213,7 @@ class Arguments:
             yield Part(name, object_text(value), "object", key[0])
         elif not leaves:
             yield Part(name, repr(value), "static", key[0])
-        elif key[0] is float or (isinstance(key[0], tuple) and key[0][:1] == (int,)):
+        elif isinstance(key[0], tuple) and key[0][:1] in ((int,), (float,)):
             yield Part(name, type(value).__name__, "number", key[0])
         else:
             yield Part(name, array_text(key[0], key[1]), "array", tuple(key))
@@ -241,15 +250,26 @@ class Arguments:
 
 def is_number_list(x: list[Any]) -> bool:
     """Whether a list is a (nested) list of numbers, which NumPy would make an array of."""
-    first: Any = x
-    while type(first) is list and first:
-        first = first[0]
-    return type(first) in (int, float, bool) or isinstance(first, np.generic)
+    return bool(x) and all(
+        type(item) in (int, float, bool, complex)
+        or isinstance(item, np.generic)
+        or (type(item) is list and is_number_list(item))
+        for item in x
+    )
+
+
+def is_record(x: Any) -> bool:
+    """Whether a dataclass is a structure of values; one with compiled methods is an object."""
+    return (
+        dataclasses.is_dataclass(x)
+        and not isinstance(x, type)
+        and not any(hasattr(member, "warm_up") for member in vars(type(x)).values())
+    )
 
 
 def identity(x: Any) -> Any:
     """What stands for an object in a key. A bound method is a new object at each access."""
-    if isinstance(x, types.MethodType):
+    if hasattr(x, "__func__") and hasattr(x, "__self__"):
         return (id(x.__self__), id(x.__func__))
     return id(x)
 
@@ -263,7 +283,7 @@ def structure(value: Any) -> list[tuple[str, Any]] | None:
         return [(f".{names[i]}" if names else f"[{i}]", item) for i, item in enumerate(value)]
     if isinstance(value, dict):
         return [(f"[{key!r}]", value[key]) for key in ordered(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if is_record(value):
         return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
     return None
 
@@ -283,14 +303,14 @@ def like(value: Any, children: list[Any]) -> Any:
     if isinstance(value, list):
         return children
     if isinstance(value, dict):
-        filled = type(value)() if type(value) is not dict else {}
-        by_name = dict(zip(ordered(value), children, strict=True))
-        filled.update((name, by_name[name]) for name in value)
+        filled = copy.copy(value)
+        for name, child in zip(ordered(value), children, strict=True):
+            dict.__setitem__(filled, name, child)  # whatever its class makes of `update`
         return filled
-    copy = object.__new__(type(value))
+    filled = copy.copy(value)
     for f, child in zip(dataclasses.fields(value), children, strict=True):
-        object.__setattr__(copy, f.name, child)
-    return copy
+        object.__setattr__(filled, f.name, child)
+    return filled
 
 
 def object_text(x: Any) -> str:

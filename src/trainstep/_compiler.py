@@ -24,7 +24,7 @@ from trainstep._ledger import Ledger, TraceEvent, advice
 from trainstep._outputs import Build, take_out
 from trainstep._parameters import Parameters
 from trainstep._program import Key, Program, Programs
-from trainstep._signature import Signature, nearest
+from trainstep._signature import Change, Signature, nearest
 from trainstep._state import Recorder, deferred_constants
 from trainstep._tuning import Tuned
 from trainstep._watch import Watch
@@ -97,6 +97,7 @@ class Compiler:
         texts = [change.text for change in changes]
         if index is not None and not texts:
             texts = ["the earlier program was dropped with an object that it was compiled for"]
+            changes = [Change("object", texts[0])]
         event = TraceEvent(
             index=len(self.ledger) + 1,
             function=self.name,
@@ -139,11 +140,12 @@ class Compiler:
         """Runs the user's Python once."""
         recorder = Recorder(self._engine.place)
         builds: list[Build] = []
+        objects = self.arguments.objects(values)
 
         def step(tensors: Sequence[Any]) -> list[Any]:
             call = self.arguments.rebuild(values, iter(tensors))
             result = self.parameters.call(self._fn, call)
-            outputs, build = take_out(result, self._engine.is_tensor, values)
+            outputs, build = take_out(result, self._engine.is_tensor, objects)
             builds.append(build)
             return outputs
 

@@ -44,6 +44,8 @@ def traced_control_flow(*, by_value: bool) -> Iterator[None]:
     def traced_cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
         if not _compiling():
             return cond(pred, true_fn, false_fn)
+        if isinstance(pred, bool):
+            return true_fn() if pred else false_fn()
         with contextlib.suppress(StateError):
             if not by_value:
                 return cond(pred, true_fn, false_fn)
@@ -117,5 +119,10 @@ def _choose(index: Any, values: Sequence[Any]) -> Any:
     chosen = values[0]
     for number, value in enumerate(values[1:], start=1):
         if value is not chosen:
+            if getattr(value, "shape", ()) != getattr(chosen, "shape", ()):
+                raise ValueError(
+                    f"the branches return different shapes: {tuple(chosen.shape)} and "
+                    f"{tuple(value.shape)}; let them return the same structure of tensors"
+                )
             chosen = ops.where(ops.equal(index, number), value, chosen)
     return chosen

@@ -33,14 +33,7 @@ class Declared:
 
         Arrays keep their dtype: a cast that nobody wrote could lose digits in silence.
         """
-        return [
-            np.asarray(value, spec.dtype)
-            if isinstance(spec, Spec)
-            and type(value) in (int, float, list)
-            and spec.dtype != "bfloat16"
-            else value
-            for spec, value in zip(self._specs, values, strict=True)
-        ]
+        return [_as_declared(spec, value) for spec, value in zip(self._specs, values, strict=True)]
 
     def check(self, values: Sequence[Any], arguments: Arguments) -> None:
         """Raises an `ArgumentError` that names the argument unless every value fits."""
@@ -74,6 +67,15 @@ class Declared:
         shape, dtype = cast("tuple[tuple[int, ...], str]", parts[0].token)
         canonical = arguments.engine.canonical
         check(spec, shape, dtype, function=self._function, argument=name, canonical=canonical)
+
+
+def _as_declared(spec: Any, value: Any) -> Any:
+    if not isinstance(spec, Spec) or type(value) not in (int, float, list):
+        return value
+    array = np.asarray(value)
+    known = array.dtype.kind in "biuf" and spec.dtype != "bfloat16"
+    loses_nothing = known and np.can_cast(array.dtype, spec.dtype, "same_kind")
+    return array.astype(spec.dtype) if loses_nothing else value
 
 
 def filled_with_zeros(function: str, name: str, value: Any) -> Any:

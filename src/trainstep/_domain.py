@@ -8,6 +8,7 @@ merge when a new program spans two of them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Iterable
@@ -43,12 +44,11 @@ def domain_of(variables: Iterable[Any]) -> Domain:
         known = {d.root() for v in variables if (d := _lookup(v)) is not None}
         roots = sorted(known, key=id)
         target = roots[0] if roots else Domain()
-        for root in roots:
-            root.lock.acquire()  # no program of either side is running when they become one
-        for root in roots[1:]:
-            root.parent = target
-        for root in roots:
-            root.lock.release()
+        with contextlib.ExitStack() as held:
+            for root in roots:  # no program of either side is running when they become one
+                held.enter_context(root.lock)
+            for root in roots[1:]:
+                root.parent = target
         for variable in variables:
             _remember(variable, target)
     return target

@@ -52,7 +52,8 @@ class RetraceLimitError(TrainstepError):
         super().__init__(
             f"`{event.function}` is limited to max_traces={limit}, and this call needs one more.\n"
             f"  changed:  {'; '.join(event.changes)}\n"
-            f"  since:    {since}, called at {event.site}\n"
+            f"  since:    {since}\n"
+            f"  called:   {event.site}\n"
             f"  to fix:   {event.advice}"
         )
         self.event = event

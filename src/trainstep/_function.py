@@ -21,7 +21,7 @@ from trainstep._engines import Engine, Options
 from trainstep._errors import ArgumentError
 from trainstep._parameters import Parameters
 from trainstep._program import MISS, Program, again
-from trainstep._state import active
+from trainstep._state import current_scope
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,7 +71,10 @@ class Function(Generic[P, R]):
         self._again: Callable[[Sequence[Any]], Any] = lambda args: MISS  # see `again`
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not self._idle() and (active() is not None or self._engine.inlines(self.__name__)):
+        # In a scope (a trace of ours, a differentiation, one of the user's) the step is part of it.
+        if current_scope() is not None or (
+            not self._idle() and self._engine.inlines(self.__name__)
+        ):
             return self._fn(*args, **kwargs)
         result: R
         if not kwargs:

@@ -36,7 +36,9 @@ def value_and_grad(
         fn: A callable that returns a scalar tensor, or `(scalar, aux)`.
         variables: The variables to differentiate by, in the order the gradients come back; or a
             function that returns them, called after `fn` has run (for a model that builds itself
-            in `fn`). None: every trainable variable that `fn` reads, in the order it reads them.
+            in `fn`). None: every trainable variable that `fn` reads, in the order it reads them,
+            which need not be the order of `model.trainable_variables`: name them if an optimizer
+            is to pair them with gradients.
         argnums: The position, or positions, of the arguments to differentiate by, instead of
             variables. An argument may be a nested structure of arrays.
         has_aux: Whether `fn` returns `(scalar, aux)`.
@@ -124,7 +126,11 @@ def global_norm(gradients: Any) -> Tensor:
         5.0
     """
     squares = [ops.sum(ops.square(_wide(g))) for g in _leaves(gradients)]
-    return ops.sqrt(sum(squares[1:], squares[0])) if squares else ops.zeros(())
+    if not squares:
+        return ops.zeros(())
+    names = {keras.backend.standardize_dtype(s.dtype) for s in squares}
+    widest = "float64" if "float64" in names else "float32"
+    return ops.sqrt(sum(ops.cast(s, widest) for s in squares))
 
 
 def clip_by_global_norm(gradients: Any, limit: Any) -> Any:
@@ -146,7 +152,9 @@ def clip_by_global_norm(gradients: Any, limit: Any) -> Any:
     norm = global_norm(gradients)
     limit = ops.cast(limit, norm.dtype)
     scale = limit / ops.maximum(norm, limit)
-    clipped = iter([ops.cast(_wide(g) * scale, g.dtype) for g in _leaves(gradients)])
+    clipped = iter(
+        [ops.cast(ops.cast(g, scale.dtype) * scale, g.dtype) for g in _leaves(gradients)]
+    )
     return _filled(gradients, clipped)
 
 

@@ -8,12 +8,14 @@ that came in as an argument is held weakly, so that returning a model does not k
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from trainstep._arguments import like, ordered, structure
+from trainstep._errors import ArgumentError
 
 Build = Callable[[Sequence[Any]], Any]
 
@@ -38,7 +40,7 @@ def _builder(
         return lambda outs: outs[index]
     children = structure(value)
     if children is None:
-        return _constant(value, arguments)
+        return _constant(value, is_tensor, arguments)
     if type(value) is tuple and children and all(is_tensor(child) for _, child in children):
         start = len(tensors)
         tensors.extend(value)
@@ -53,11 +55,26 @@ def _builder(
     return lambda outs: like(empty, [build(outs) for build in builders])
 
 
-def _constant(value: Any, arguments: Sequence[Any]) -> Build:
+def _constant(value: Any, is_tensor: Callable[[Any], bool], arguments: Sequence[Any]) -> Build:
     if any(value is argument for argument in arguments):
         try:
             ref = weakref.ref(value)
         except TypeError:
             return lambda outs: value
         return lambda outs: ref()
+    inside = (
+        value
+        if isinstance(value, (set, frozenset, deque))
+        else vars(value).values()
+        if hasattr(value, "__dict__")
+        else ()
+    )
+    if any(map(is_tensor, inside)):
+        raise ArgumentError(
+            "function",
+            "return value",
+            "tensors in tuples, lists, dicts, named tuples or dataclasses",
+            f"a {type(value).__name__} with tensors inside",
+            "return the tensors in one of those",
+        )
     return lambda outs: value

@@ -29,7 +29,7 @@ class Watch:
         owned: dict[int, Any] = {}
         for layer in layers.values():
             owned.update((id(v), v) for v in layer._trainable_variables)
-        own = {id(v): v for v in variables if v.trainable and id(v) not in owned}
+        own = {id(v): v for v in variables if id(v) not in owned}
         self._layers = [weakref.ref(layer) for layer in layers.values()]
         self._names = _distinct(layer.name for layer in layers.values())
         self._variables = [*owned.values(), *own.values()]

@@ -107,7 +107,7 @@ def test_structures_go_in_and_come_out_as_they_were() -> None:
     assert out["c"].x.shape == (4,)
 
 
-def test_the_order_of_keys_is_part_of_the_structure_and_is_explained() -> None:
+def test_a_key_that_goes_is_explained() -> None:
     step = ts.function(engine=NullEngine())(lambda d: d)
     step({"a": zeros(1), "b": zeros(1)})
     step({"a": zeros(1)})

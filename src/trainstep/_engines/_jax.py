@@ -112,7 +112,7 @@ class JaxEngine:
         if variables is None or callable(variables):
             found, call = _replayable(call, leaves, self.place)
             variables = chosen(variables, found)
-        wanted = list(variables)
+        wanted = list({id(v): v for v in variables}.values())  # one that comes twice counts once
         parts: dict[str, Any] = {}
 
         def pure(values: list[Tensor], tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -131,7 +131,8 @@ class JaxEngine:
             pure, argnums=(0, 1), has_aux=True
         )(values, list(leaves))
         parts["branch"].give_back(extra[parts["count"] :])
-        return value, parts["aux"](extra), by_variable, by_leaf
+        by_id = dict(zip(map(id, wanted), by_variable, strict=True))
+        return value, parts["aux"](extra), [by_id[id(v)] for v in variables], by_leaf
 
 
 def make() -> JaxEngine:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Wanted
-from trainstep._state import Recorder, active
+from trainstep._state import Recorder
 
 
 class NullEngine:
@@ -57,7 +57,7 @@ class NullEngine:
         return None
 
     def idle(self) -> bool:
-        return active() is None
+        return True
 
     def inlines(self, function: str) -> bool:
         return True

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.framework.ops import gradient_registry
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from trainstep._engines._base import (
@@ -67,9 +68,13 @@ class TensorFlowEngine:
         return True  # a plain `tf.function`: the step's operations become part of it
 
     def asks_for_a_value(self, error: BaseException) -> bool:
-        return isinstance(error, tf.errors.OperatorNotAllowedInGraphError) or (
-            isinstance(error, (TypeError, NotImplementedError, AttributeError))
-            and any(word in str(error) for word in ("ymbolic", "eager execution"))
+        return (
+            isinstance(error, tf.errors.OperatorNotAllowedInGraphError)
+            or (
+                isinstance(error, (TypeError, NotImplementedError))
+                and any(word in str(error) for word in ("ymbolic", "eager execution"))
+            )
+            or (isinstance(error, AttributeError) and "numpy" in str(error))
         )
 
     def trace(
@@ -101,9 +106,7 @@ class TensorFlowEngine:
             with recorder:
                 concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
         finally:
-            # Their methods refer to them, and Python cannot see such a circle through a tensor.
-            for tensor in stand_ins:
-                tensor.__dict__.clear()
+            _let_go(recorder.home, stand_ins)
 
         def build(compiler: str) -> Executable:
             if compiler == "xla":
@@ -175,6 +178,31 @@ def _prepare(recorder: Recorder, graph: Any, stand_ins: list[Tensor]) -> None:
     recorder.home = graph
     recorder.lift, recorder.store = lift, stand_in
     recorder.note_read = pywrap_tfe.TFE_Py_TapeVariableAccessed
+
+
+def _let_go(graph: Any, stand_ins: list[Tensor]) -> None:
+    """Takes away what would keep a traced graph alive when its program is dropped."""
+    # The methods of a stand-in refer to it, and Python cannot see such a circle through a tensor.
+    for tensor in stand_ins:
+        tensor.__dict__.clear()
+    # `tf.custom_gradient` registers a function for ever, and with it the graph that it was traced
+    # in. The gradients of this graph have been taken.
+    registry = gradient_registry._registry
+    for name in [n for n in registry if n.startswith("CustomGradient-")]:
+        if _mentions(registry[name]["type"], graph):
+            registry.pop(name, None)
+
+
+def _mentions(fn: Any, graph: Any, depth: int = 3) -> bool:
+    """Whether a function closes over a tensor of this graph."""
+    for cell in getattr(fn, "__closure__", None) or ():
+        held = cell.cell_contents
+        for each in held if isinstance(held, (list, tuple)) else (held,):
+            if isinstance(each, tf.Tensor) and getattr(each, "graph", None) is graph:
+                return True
+            if depth and callable(each) and _mentions(each, graph, depth - 1):
+                return True
+    return False
 
 
 def _plain_variable(next_creator: Any, **kwargs: Any) -> Any:

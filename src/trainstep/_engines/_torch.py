@@ -36,7 +36,7 @@ from trainstep._engines._base import (
 from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
 from trainstep._engines._torch_state import WIDENED, as_tensor, from_numpy, value_of, write_back
-from trainstep._state import Branch, Recorder, active
+from trainstep._state import Branch, Recorder
 
 
 class TorchEngine:
@@ -67,7 +67,7 @@ class TorchEngine:
         return None
 
     def idle(self) -> bool:
-        return active() is None
+        return True  # no graph but our own, which has a scope
 
     def inlines(self, function: str) -> bool:
         return True
@@ -95,30 +95,18 @@ class TorchEngine:
         def pure(*tensors: Tensor) -> list[Tensor]:
             outputs = [self.tensor(x) for x in step(tensors)]
             for key, value in lifted.items():
-                updated.append(guard.updated(value))
-                if updated[-1]:
+                if guard.updated(value):
                     recorder.writes.setdefault(key, recorder.reads[key])
-            given = {_memory(x) for x in (*tensors, *lifted.values())}
-            outputs = [x.clone() if _memory(x) in given else x for x in outputs]
-            taken = given | {_memory(x) for x in outputs}
-            new = []
-            for key in recorder.writes:
-                value = recorder.state_mapping[key]
-                source = sources.get(key, value)
-                if (
-                    _memory(source) not in taken
-                    and not guard.updated(source)
-                    and not guard.updated(value)
-                ):
-                    value = source  # nobody else has it: the copy is not needed
-                taken.add(_memory(value))
-                new.append(value)
-            return [*new, *outputs]
+            updated.extend(map(guard.updated, (*lifted.values(), *tensors)))
+            return _apart(guard, recorder, sources, outputs)
 
         recorder.lift, recorder.store = lift, store
         recorder.shielded, recorder.updated_in_place = _copy, guard.updated
         tensors = [
-            x.detach().clone() if isinstance(x, torch.Tensor) else from_numpy(x) for x in leaves
+            x.detach().clone(memory_format=torch.contiguous_format)
+            if isinstance(x, torch.Tensor)
+            else from_numpy(x.copy())
+            for x in leaves
         ]
         try:
             with recorder, guard:
@@ -195,6 +183,36 @@ def _copy(value: Tensor) -> Tensor:
     return value.clone()
 
 
+def _apart(
+    guard: TraceGuard, recorder: Recorder, sources: dict[int, Tensor], outputs: list[Tensor]
+) -> list[Tensor]:
+    """New values and outputs such that none shares memory with another, or with what came in.
+
+    Only memory that the trace itself made may leave it, once. `sources` are the values as they
+    were assigned, before they were copied; where nobody else has one, the copy is not needed.
+    """
+    taken: set[int] = set()
+
+    def own(value: Tensor) -> Tensor:
+        if _memory(value) in taken or not guard.made(value) or not value.is_contiguous():
+            value = value.clone(memory_format=torch.contiguous_format)
+        taken.add(_memory(value))
+        return value
+
+    outputs = [own(x) for x in outputs]
+    new = []
+    for key in recorder.writes:
+        value = recorder.state_mapping[key]
+        source = sources.get(key, value)
+        if not guard.updated(source) and not guard.updated(value):
+            value = source
+        # An input that was updated in place is cloned in the graph: it is memory of its own.
+        lifted_in_place = key in recorder.reads and guard.updated(value)
+        new.append(value if lifted_in_place and _memory(value) not in taken else own(value))
+        taken.add(_memory(new[-1]))
+    return [*new, *outputs]
+
+
 def _memory(tensor: Tensor) -> int:
     """What tells whether two tensors share memory."""
     return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
@@ -252,7 +270,7 @@ def _build(
     count = len(writes)
 
     def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
-        arrays = [x if type(x) is torch.Tensor else as_tensor(x) for x in leaves]
+        arrays = [x.contiguous() if type(x) is torch.Tensor else as_tensor(x) for x in leaves]
         with torch.no_grad():
             results = call(*map(value_of, reads), *arrays)
             write_back(writes, results)

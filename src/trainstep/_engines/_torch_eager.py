@@ -14,7 +14,7 @@ import torch
 
 from trainstep._engines._base import Executable, Step, Tensor, Traced, Variable
 from trainstep._engines._torch_state import as_tensor, write_back
-from trainstep._state import Recorder, Recording
+from trainstep._state import Recorder, Recording, initialize_pending
 
 
 def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder, culprit: str) -> Traced:
@@ -26,7 +26,7 @@ def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder, culprit: st
     def build(compiler: str) -> Executable:
         def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
             scope = Recording(recorder.place)
-            outputs = _run(step, [as_tensor(x) for x in leaves], scope)
+            outputs = _run(step, [as_tensor(x).clone() for x in leaves], scope)
             with torch.no_grad():
                 write_back(list(scope.writes.values()), scope.new_values())
             return outputs
@@ -40,6 +40,8 @@ def _run(step: Step, tensors: Sequence[Tensor], scope: Recording) -> list[Tensor
     lifted: dict[int, tuple[Tensor, int]] = {}
 
     def lift(variable: Variable) -> Tensor:
+        if variable._value is None:
+            initialize_pending()
         with torch.no_grad():
             value = variable._value.detach().clone()
         value.requires_grad_(variable.trainable and value.is_floating_point())

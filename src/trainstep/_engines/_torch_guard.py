@@ -14,6 +14,7 @@ value of a `SeedGenerator`'s state. The guard sees both, because both ask a tens
 from __future__ import annotations
 
 import itertools
+import random
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from trainstep._control import Uncompilable
 
@@ -40,9 +42,11 @@ class TraceGuard:
     """Watches one trace."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+        # Of 32 bits, as Keras masks them, and not those that people seed their own generators with.
+        self._numbers = itertools.count(random.SystemRandom().randrange(2**30, 2**31))
         self.seeds: dict[int, Any] = {}
         self._updated: dict[int, Any] = {}
+        self._made: set[int] = set()
 
     def __enter__(self) -> TraceGuard:
         return self
@@ -50,6 +54,7 @@ class TraceGuard:
     def __exit__(self, *exception: object) -> None:
         self.seeds.clear()
         self._updated.clear()
+        self._made.clear()
 
     def watching(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`fn`, run with the guard on top of what traces it."""
@@ -70,9 +75,19 @@ class TraceGuard:
                         storage = tensor.untyped_storage()
                         self._updated[storage._cdata] = storage  # held: its number stays taken
 
+    def note_results(self, args: Any, kwargs: Any, results: Any) -> None:
+        """Remembers the memory that an operation made, not that of a view of what it was given."""
+        given = {_storage(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        made = {_storage(x) for x in tree_leaves(results) if isinstance(x, torch.Tensor)}
+        self._made |= made - given
+
+    def made(self, tensor: Any) -> bool:
+        """Whether the tensor's memory was made while tracing."""
+        return _storage(tensor) in self._made
+
     def updated(self, tensor: Any) -> bool:
         """Whether an operation wrote into the tensor's memory."""
-        return tensor.untyped_storage()._cdata in self._updated
+        return _storage(tensor) in self._updated
 
     def number_for(self, seed: Any) -> int:
         """A number that stands for a seed."""
@@ -110,6 +125,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         if func in _ASKS:
             _answer_to(sys._getframe(1))
             return self._guard.number_for(args[0])
+        if _size_depends_on_values(func, args):
+            raise Uncompilable(f"{func}, whose result has as many elements as its values say")
         if func._schema.is_mutable:
             self._guard.note_updates(func, args, kwargs)
         generator = kwargs.get("generator") or next(
@@ -120,8 +137,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
             if seed is not None:
                 kept = [a for a in args if not isinstance(a, torch.Generator)]
                 kwargs.pop("generator", None)
-                return _seeded(func)(seed, *kept, **kwargs)
-        return func(*args, **kwargs)
+                func, args = _seeded(func), (seed, *kept)
+        results = func(*args, **kwargs)
+        self._guard.note_results(args, kwargs, results)
+        return results
 
 
 def _answer_to(asker: FrameType | None) -> None:
@@ -139,6 +158,18 @@ def _answer_to(asker: FrameType | None) -> None:
         raise TensorValueNeeded("the value of a traced tensor")
     if asker.f_code.co_name != "torch_seed_generator":
         raise Uncompilable(f"{asker.f_globals['__name__']}.{asker.f_code.co_name}")
+
+
+def _size_depends_on_values(func: Any, args: Any) -> bool:
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    if func is _aten.index.Tensor:  # by positions it is fixed; by a mask it is not
+        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return True
+
+
+def _storage(tensor: Any) -> int:
+    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 def _module(frame: FrameType) -> str:

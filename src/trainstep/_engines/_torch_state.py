@@ -29,9 +29,10 @@ def write_back(variables: Sequence[Any], values: Iterable[Any]) -> None:
 
 def from_numpy(x: Any) -> Any:
     """A tensor over a NumPy array's memory, or over a copy where torch could not write to it."""
-    return torch.from_numpy(x if x.flags.writeable and x.flags.c_contiguous else np.array(x))
+    usable = x.flags.writeable and x.flags.c_contiguous
+    return torch.from_numpy(x if usable else np.array(x, order="C"))
 
 
 def as_tensor(x: Any) -> Any:
     """A leaf as a plain tensor."""
-    return x.detach() if isinstance(x, torch.Tensor) else from_numpy(x)
+    return x.detach().contiguous() if isinstance(x, torch.Tensor) else from_numpy(x)
