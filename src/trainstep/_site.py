@@ -18,9 +18,8 @@ _LIBRARIES = {"trainstep", "_pytest", "pluggy", *_ENGINES, *_PLUMBING}
 
 def _is_users(frame: FrameType) -> bool:
     module = frame.f_globals.get("__name__", "")
-    return module.partition(".")[0] not in _LIBRARIES and not frame.f_code.co_filename.startswith(
-        "<"
-    )
+    frozen = frame.f_code.co_filename.startswith("<frozen")
+    return module.partition(".")[0] not in _LIBRARIES and not frozen
 
 
 def _name(filename: str, line: int) -> str:

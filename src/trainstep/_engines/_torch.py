@@ -98,7 +98,8 @@ class TorchEngine:
                 if guard.updated(value):
                     recorder.writes.setdefault(key, recorder.reads[key])
             updated.extend(map(guard.updated, (*lifted.values(), *tensors)))
-            return _apart(guard, recorder, sources, outputs)
+            given = {_memory(x) for x in (*tensors, *lifted.values())}
+            return _apart(guard, recorder, sources, outputs, given)
 
         recorder.lift, recorder.store = lift, store
         recorder.shielded, recorder.updated_in_place = _copy, guard.updated
@@ -184,7 +185,11 @@ def _copy(value: Tensor) -> Tensor:
 
 
 def _apart(
-    guard: TraceGuard, recorder: Recorder, sources: dict[int, Tensor], outputs: list[Tensor]
+    guard: TraceGuard,
+    recorder: Recorder,
+    sources: dict[int, Tensor],
+    outputs: list[Tensor],
+    given: set[int],
 ) -> list[Tensor]:
     """New values and outputs such that none shares memory with another, or with what came in.
 
@@ -194,7 +199,8 @@ def _apart(
     taken: set[int] = set()
 
     def own(value: Tensor) -> Tensor:
-        if _memory(value) in taken or not guard.made(value) or not value.is_contiguous():
+        shared = _memory(value) in taken | given or not guard.made(value)
+        if shared or not value.is_contiguous():
             value = value.clone(memory_format=torch.contiguous_format)
         taken.add(_memory(value))
         return value
