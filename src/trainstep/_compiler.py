@@ -122,7 +122,7 @@ class Compiler:
         compiler, executable = self._build(traced, event.index)
         compiled_at = time.perf_counter()
         touched = [*traced.reads, *traced.writes]
-        watch = Watch(recorder.layers.values(), touched)
+        watch = Watch(recorder.layers.values(), traced.reads, traced.writes)
         program = Program(event.index, executable, build, watch, domain_of(touched))
         return program, replace(
             event,

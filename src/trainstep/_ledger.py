@@ -10,7 +10,7 @@ import io
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -85,15 +85,12 @@ def advice(changes: Sequence[Change]) -> str:
     return "nothing: the first trace is needed"
 
 
-class Ledger(Sequence[TraceEvent]):
-    """The traces of one function, oldest first. Printing it gives a table."""
+class Events(Sequence[TraceEvent]):
+    """Traces, oldest first. Printing them gives a table."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, events: list[TraceEvent]) -> None:
         self.name = name
-        self._events: list[TraceEvent] = []
-        self._signatures: list[Signature] = []
-        with _registry_lock:
-            _registry.append(weakref.ref(self, _registry.remove))
+        self._events = events
 
     @overload
     def __getitem__(self, index: int) -> TraceEvent: ...
@@ -104,6 +101,22 @@ class Ledger(Sequence[TraceEvent]):
 
     def __len__(self) -> int:
         return len(self._events)
+
+    def __str__(self) -> str:
+        return _table(self.name, self._events)
+
+    def __repr__(self) -> str:
+        return f"<ledger of {self.name}: {len(self)} traces>"
+
+
+class Ledger(Events):
+    """The traces of one function."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, [])
+        self._signatures: list[Signature] = []
+        with _registry_lock:
+            _registry.append(weakref.ref(self, _registry.remove))
 
     @property
     def signatures(self) -> Sequence[Signature]:
@@ -130,42 +143,12 @@ class Ledger(Sequence[TraceEvent]):
         """A compiler was chosen by measuring."""
         self._events[index - 1] = replace(self._events[index - 1], compiler=compiler)
 
-    def __str__(self) -> str:
-        return _table(self.name, self._events)
-
-    def __repr__(self) -> str:
-        return f"<Ledger of {self.name}: {len(self)} traces>"
-
-
-class AllLedgers(Sequence[TraceEvent]):
-    """The traces of all functions that are alive. Printing it gives a table."""
-
-    def __init__(self, ledgers: Sequence[Ledger]) -> None:
-        self.ledgers = tuple(ledgers)
-        self._events = [event for ledger in ledgers for event in ledger]
-
-    @overload
-    def __getitem__(self, index: int) -> TraceEvent: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[TraceEvent]: ...
-    def __getitem__(self, index: int | slice) -> TraceEvent | Sequence[TraceEvent]:
-        return self._events[index]
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def __iter__(self) -> Iterator[TraceEvent]:
-        return iter(self._events)
-
-    def __str__(self) -> str:
-        return _table("all functions", self._events)
-
 
 _registry: list[weakref.ref[Ledger]] = []
 _registry_lock = threading.Lock()
 
 
-def ledger() -> AllLedgers:
+def ledger() -> Events:
     """The ledger of the whole process: every trace of every function that is alive.
 
     Example:
@@ -174,7 +157,7 @@ def ledger() -> AllLedgers:
     """
     with _registry_lock:
         alive = [found for ref in _registry if (found := ref()) is not None]
-    return AllLedgers(alive)
+    return Events("all functions", [event for found in alive for event in found])
 
 
 def _table(title: str, events: Sequence[TraceEvent]) -> str:

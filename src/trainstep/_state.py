@@ -85,31 +85,53 @@ def _keras_dtype(value: Any) -> str:
         return str(keras.backend.standardize_dtype(ops.convert_to_tensor(value).dtype))
 
 
-class Recording(keras.StatelessScope):  # type: ignore[misc]
-    """A scope that notes what is read and written.
+class Scope(keras.StatelessScope):  # type: ignore[misc]
+    """A stateless scope that notes what is written.
 
     Args:
         place: Tells in which trace or graph the engine is now; a write has to be made at home,
             not in a branch or loop body, which is a program of its own.
+        initialize: Whether variables created in the scope get their values when it is left.
 
     Attributes:
-        home: The place of the step. Set by the engine.
-        lift: Makes the stand-in for a variable at its first read. Set by the engine.
+        home: The place of the step.
         store: Makes what later reads see of a new value. Set by the engine.
+    """
+
+    def __init__(self, place: Callable[[], Any], initialize: bool) -> None:
+        super().__init__(collect_losses=True, initialize_variables=initialize)
+        self.place = place
+        self.home: Any = None
+        # The scope files values under id(variable). Dicts of ours also keep the variables alive, so
+        # that none that dies while tracing can pass its id to a new one.
+        self.writes: dict[int, Any] = {}
+        self.store: Callable[[Any, Any], Any] = _as_is
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, value = update
+        if self.place() is not self.home:
+            raise StateError(variable.path)
+        self.state_mapping[id(variable)] = self.store(variable, value)
+        self.writes[id(variable)] = variable
+
+    def new_values(self) -> list[Any]:
+        """The last value of each written variable, in the order of `writes`."""
+        return [self.state_mapping[key] for key in self.writes]
+
+
+class Recording(Scope):
+    """A scope that also notes what is read.
+
+    Attributes:
+        lift: Makes the stand-in for a variable at its first read. Set by the engine.
         note_read: Told of every read. Set by an engine that has a use for it.
     """
 
     def __init__(self, place: Callable[[], Any]) -> None:
-        super().__init__(collect_losses=True)
-        self.place = place
-        self.home: Any = None
-        # The scope files values under id(variable). These dicts also keep the variables alive, so
-        # that none that dies while tracing can pass its id to a new one.
+        super().__init__(place, initialize=True)
         self.reads: dict[int, Any] = {}
-        self.writes: dict[int, Any] = {}
         self.created: list[Any] = []  # those that had no value before the trace
         self.lift: Callable[[Any], Any] = _no_lift
-        self.store: Callable[[Any, Any], Any] = _as_is
         self.note_read: Callable[[Any], None] = lambda value: None
 
     def get_current_value(self, variable: Any) -> Any:
@@ -122,17 +144,6 @@ class Recording(keras.StatelessScope):  # type: ignore[misc]
             value = self.state_mapping[id(variable)] = self.lift(variable)
         self.note_read(value)
         return value
-
-    def add_update(self, update: tuple[Any, Any]) -> None:
-        variable, value = update
-        if self.place() is not self.home:
-            raise StateError(variable.path)
-        self.state_mapping[id(variable)] = self.store(variable, value)
-        self.writes[id(variable)] = variable
-
-    def new_values(self) -> list[Any]:
-        """The last value of each written variable, in the order of `writes`."""
-        return [self.state_mapping[key] for key in self.writes]
 
 
 class Recorder(Recording):
@@ -172,23 +183,20 @@ def _no_lift(variable: Any) -> Any:
     raise RuntimeError("a recorder was entered before its engine prepared it")
 
 
-class Branch(keras.StatelessScope):  # type: ignore[misc]
-    """The scope of one differentiation.
+class Branch(Scope):
+    """The scope of one differentiation, or of one branch of a `cond`.
 
     Args:
         lift: Called with a variable and its value at its first read; returns what `fn` reads.
-        place: See `Recording`.
+        place: See `Scope`.
     """
 
     def __init__(self, lift: Callable[[Any, Any], Any], place: Callable[[], Any]) -> None:
-        super().__init__(collect_losses=True, initialize_variables=False)
+        super().__init__(place, initialize=False)
         self.parent = current_scope()
         self.lift = lift
-        self.store: Callable[[Any, Any], Any] = getattr(self.parent, "store", _as_is)
-        self.place = place
-        self.home: Any = None
-        self.held: dict[int, Any] = {}
-        self.writes: dict[int, Any] = {}
+        self.store = getattr(self.parent, "store", _as_is)
+        self.held: dict[int, Any] = {}  # what was read
 
     def __enter__(self) -> Branch:
         super().__enter__()
@@ -212,17 +220,6 @@ class Branch(keras.StatelessScope):  # type: ignore[misc]
         if variable._value is None:
             initialize_pending()
         return variable._value
-
-    def add_update(self, update: tuple[Any, Any]) -> None:
-        variable, value = update
-        if self.place() is not self.home:
-            raise StateError(variable.path)
-        self.held[id(variable)] = self.writes[id(variable)] = variable
-        self.state_mapping[id(variable)] = self.store(variable, value)
-
-    def new_values(self) -> list[Any]:
-        """The last value of each written variable, in the order of `writes`."""
-        return [self.state_mapping[key] for key in self.writes]
 
     def give_back(self, values: list[Any]) -> None:
         """Makes the writes take effect in the scope around, once."""

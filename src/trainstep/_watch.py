@@ -20,7 +20,7 @@ _variable_flag = attrgetter("_trainable")
 class Watch:
     """Layers and variables whose flags matter, and the flags that were seen."""
 
-    def __init__(self, models: Iterable[Any], variables: Iterable[Any]) -> None:
+    def __init__(self, models: Iterable[Any], reads: Iterable[Any], writes: Iterable[Any]) -> None:
         layers: dict[int, Any] = {}
         for model in models:
             for layer in model._flatten_layers():
@@ -29,7 +29,12 @@ class Watch:
         owned: dict[int, Any] = {}
         for layer in layers.values():
             owned.update((id(v), v) for v in layer._trainable_variables)
-        own = {id(v): v for v in variables if id(v) not in owned}
+        # A variable of no layer: frozen and yet written, it is a slot or a metric's, with no flag
+        # that matters.
+        written = {id(v) for v in writes}
+        own = {
+            id(v): v for v in reads if id(v) not in owned and (v.trainable or id(v) not in written)
+        }
         self._layers = [weakref.ref(layer) for layer in layers.values()]
         self._names = _distinct(layer.name for layer in layers.values())
         self._variables = [*owned.values(), *own.values()]

@@ -26,6 +26,16 @@ Wanted = Sequence[Variable] | Callable[[], Sequence[Variable]] | None
 Executable = Callable[[Sequence[Any]], Sequence[Tensor]]
 
 
+def is_wanted(variables: Wanted) -> Callable[[Variable], bool]:
+    """Tells of a variable that is read whether it may have to be differentiated by."""
+    if variables is None:
+        return lambda variable: bool(variable.trainable)
+    if callable(variables):
+        return lambda variable: True
+    named = {id(v) for v in variables}
+    return lambda variable: id(variable) in named
+
+
 def chosen(variables: Wanted, read: Sequence[Variable]) -> list[Variable]:
     """The variables to differentiate by, now that the function has run and read some."""
     if variables is None:

@@ -30,6 +30,7 @@ from trainstep._engines._base import (
     Variable,
     Wanted,
     chosen,
+    is_wanted,
 )
 from trainstep._state import Branch, Recorder, current_scope, initialize_pending
 
@@ -120,12 +121,10 @@ class TensorFlowEngine:
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
     ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
         sources: dict[int, Tensor] = {}
-        every = callable(variables)
-        named = None if variables is None or every else {id(v) for v in variables}  # type: ignore[union-attr]
+        wanted = is_wanted(variables)
 
         def lift(variable: Variable, value: Tensor) -> Tensor:
-            wanted = variable.trainable if named is None else id(variable) in named
-            if not (wanted or every) or not value.dtype.is_floating:
+            if not wanted(variable) or not value.dtype.is_floating:
                 return value
             # Where the differentiation is, even if the read is in a branch, which captures it.
             with nullcontext() if branch.home is None else branch.home.as_default():

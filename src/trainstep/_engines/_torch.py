@@ -32,6 +32,7 @@ from trainstep._engines._base import (
     Variable,
     Wanted,
     chosen,
+    is_wanted,
 )
 from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
@@ -126,8 +127,7 @@ class TorchEngine:
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
     ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
         sources: dict[int, Tensor] = {}
-        every = callable(variables)
-        named = None if variables is None or every else {id(v) for v in variables}  # type: ignore[union-attr]
+        wanted = is_wanted(variables)
         depth = getattr(self._depth, "value", 0)
 
         def source_of(value: Tensor) -> Tensor:
@@ -139,8 +139,7 @@ class TorchEngine:
             )
 
         def lift(variable: Variable, value: Tensor) -> Tensor:
-            wanted = variable.trainable if named is None else id(variable) in named
-            if not (wanted or every) or not value.is_floating_point():
+            if not wanted(variable) or not value.is_floating_point():
                 return value
             source = sources[id(variable)] = source_of(value)
             return source
