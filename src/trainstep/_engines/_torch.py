@@ -36,7 +36,14 @@ from trainstep._engines._base import (
 )
 from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
-from trainstep._engines._torch_state import WIDENED, as_tensor, from_numpy, value_of, write_back
+from trainstep._engines._torch_state import (
+    WIDENED,
+    as_tensor,
+    from_numpy,
+    memory,
+    value_of,
+    write_back,
+)
 from trainstep._state import Branch, Recorder
 
 
@@ -99,7 +106,7 @@ class TorchEngine:
                 if guard.updated(value):
                     recorder.writes.setdefault(key, recorder.reads[key])
             updated.extend(map(guard.updated, (*lifted.values(), *tensors)))
-            given = {_memory(x) for x in (*tensors, *lifted.values())}
+            given = {memory(x) for x in (*tensors, *lifted.values())}
             return _apart(guard, recorder, sources, outputs, given)
 
         recorder.lift, recorder.store = lift, store
@@ -198,10 +205,10 @@ def _apart(
     taken: set[int] = set()
 
     def own(value: Tensor) -> Tensor:
-        shared = _memory(value) in taken | given or not guard.made(value)
+        shared = memory(value) in taken | given or not guard.made(value)
         if shared or not value.is_contiguous():
             value = value.clone(memory_format=torch.contiguous_format)
-        taken.add(_memory(value))
+        taken.add(memory(value))
         return value
 
     outputs = [own(x) for x in outputs]
@@ -213,14 +220,9 @@ def _apart(
             value = source
         # An input that was updated in place is cloned in the graph: it is memory of its own.
         lifted_in_place = key in recorder.reads and guard.updated(value)
-        new.append(value if lifted_in_place and _memory(value) not in taken else own(value))
-        taken.add(_memory(new[-1]))
+        new.append(value if lifted_in_place and memory(value) not in taken else own(value))
+        taken.add(memory(new[-1]))
     return [*new, *outputs]
-
-
-def _memory(tensor: Tensor) -> int:
-    """What tells whether two tensors share memory."""
-    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 def _input(variable: Variable, inputs: list[Any]) -> Tensor:

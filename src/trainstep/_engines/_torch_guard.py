@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainstep._control import Uncompilable
+from trainstep._engines._torch_state import memory
 
 _aten = torch.ops.aten
 _LEAKS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.data_ptr)
@@ -77,17 +78,17 @@ class TraceGuard:
 
     def note_results(self, args: Any, kwargs: Any, results: Any) -> None:
         """Remembers the memory that an operation made, not that of a view of what it was given."""
-        given = {_storage(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-        made = {_storage(x) for x in tree_leaves(results) if isinstance(x, torch.Tensor)}
+        given = {memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        made = {memory(x) for x in tree_leaves(results) if isinstance(x, torch.Tensor)}
         self._made |= made - given
 
     def made(self, tensor: Any) -> bool:
         """Whether the tensor's memory was made while tracing."""
-        return _storage(tensor) in self._made
+        return memory(tensor) in self._made
 
     def updated(self, tensor: Any) -> bool:
         """Whether an operation wrote into the tensor's memory."""
-        return _storage(tensor) in self._updated
+        return memory(tensor) in self._updated
 
     def number_for(self, seed: Any) -> int:
         """A number that stands for a seed."""
@@ -166,10 +167,6 @@ def _size_depends_on_values(func: Any, args: Any) -> bool:
     if func is _aten.index.Tensor:  # by positions it is fixed; by a mask it is not
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return True
-
-
-def _storage(tensor: Any) -> int:
-    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 def _module(frame: FrameType) -> str:

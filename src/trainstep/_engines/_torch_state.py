@@ -27,6 +27,11 @@ def write_back(variables: Sequence[Any], values: Iterable[Any]) -> None:
     _consume(map(setattr, map(value_of, variables), repeat("data"), values))
 
 
+def memory(tensor: Any) -> int:
+    """What tells whether two tensors share memory."""
+    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
+
+
 def from_numpy(x: Any) -> Any:
     """A tensor over a NumPy array's memory, or over a copy where torch could not write to it."""
     usable = x.flags.writeable and x.flags.c_contiguous
