@@ -224,6 +224,11 @@ class Arguments:
             return not self._canonical.get(value.dtype, ("", True))[1]
         return type(value) in self.engine.array_types
 
+    def is_object(self, value: Any) -> bool:
+        """Whether a value is an object that stands for itself: no bound method, made anew."""
+        known = self._handlers.get(type(value)) == self._object
+        return known and not isinstance(value, types.MethodType)
+
     def objects(self, values: Sequence[Any]) -> list[Any]:
         """The objects of a call, which its program is compiled for."""
         found: list[Any] = []

@@ -3,7 +3,8 @@
     values -> key and arrays -> program (hit) ---------------------> run, write back -> outputs
                              -> miss: limit, trace, compile, ledger -^
 
-`Function.__call__` reads like this line; each stage is a file of its own.
+`Function._call` reads like this line; each stage is a file of its own. A call like the last one
+takes the short way, where all stages of a hit are one function (`_hit`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from trainstep._compiler import Compiler
 from trainstep._declared import Declared, filled_with_zeros
 from trainstep._engines import Engine, Options
 from trainstep._errors import ArgumentError
+from trainstep._hit import hit
 from trainstep._parameters import Parameters
-from trainstep._program import MISS, Program, again
+from trainstep._program import MISS, Program
 from trainstep._state import current_scope
 
 P = ParamSpec("P")
@@ -66,29 +68,26 @@ class Function(Generic[P, R]):
         self._idle = self._engine.idle
         self._bind = self._compiler.parameters.bind
         self._flatten = self._compiler.flatten
-        self._find = self._compiler.programs.find
-        self._is_plain = self._compiler.arguments.is_plain
-        self._again: Callable[[Sequence[Any]], Any] = lambda args: MISS  # see `again`
+        self._programs = self._compiler.programs
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = MISS if kwargs else self._programs.hit(args)
+        return self._call(args, kwargs) if result is MISS else result
+
+    def _call(self, args: Any, kwargs: Any) -> R:
         # In a scope (a trace of ours, a differentiation, one of the user's) the step is part of it.
         if current_scope() is not None or (
             not self._idle() and self._engine.inlines(self.__name__)
         ):
             return self._fn(*args, **kwargs)
-        result: R
-        if not kwargs:
-            result = self._again(args)
-            if result is not MISS:
-                return result
         values = self._bind(args, kwargs)
         key, leaves = self._flatten(values)
-        program = self._find(key)
+        program = self._programs.find(key)
         if program is None:
             return self._first_run(self._compiler.program(values), leaves)
-        if values is args and all(map(self._is_plain, args)):
-            self._again = again(program, args)
-        result = program(leaves)
+        if values is args:
+            self._programs.hit = hit(program, args, self._compiler.arguments)
+        result: R = program(leaves)
         return result
 
     def _first_run(self, program: Program, leaves: list[Any]) -> R:
@@ -122,7 +121,7 @@ class Function(Generic[P, R]):
             for name, value in zip(names, self._bind(args, kwargs), strict=True)
         ]
         key, _ = self._flatten(values)
-        if self._find(key) is None:
+        if self._programs.find(key) is None:
             self._compiler.program(values)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

@@ -1,8 +1,8 @@
 """The structure that a step returns: tensors taken out while tracing, put back at every call.
 
 A variable comes back as its value. Numbers, strings and other objects that are no tensors are
-constants of the program. An object
-that came in as an argument is held weakly, so that returning a model does not keep it alive.
+constants of the program. An object that came in as an argument is held weakly, so that returning a
+model does not keep it alive.
 """
 
 from __future__ import annotations
@@ -16,65 +16,88 @@ import keras
 
 from trainstep._arguments import like, ordered, structure
 from trainstep._errors import ArgumentError
+from trainstep._source import Source, define
 
-Build = Callable[[Sequence[Any]], Any]
+
+class Build:
+    """Puts the tensors of a call where those of the trace were.
+
+    Attributes:
+        source: The expression that does it, of a sequence `outs`.
+        of: The function that does it.
+    """
+
+    __slots__ = ("of", "source")
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.of: Callable[[Sequence[Any]], Any]
+        self.of = define("build(outs)", f"return {source.text}", source.names)
 
 
 def take_out(
     value: Any, is_tensor: Callable[[Any], bool], arguments: Sequence[Any]
 ) -> tuple[list[Any], Build]:
-    """The tensors of a step's result, and the function that puts others in their place."""
-    tensors: list[Any] = []
-    build = _builder(value, is_tensor, arguments, tensors)
-    return tensors, build
+    """The tensors of a step's result, and what puts others in their place."""
+    writer = _Writer(is_tensor, arguments)
+    text = writer.expression(value)
+    return writer.tensors, Build(Source(text, writer.names))
 
 
-def _builder(
-    value: Any, is_tensor: Callable[[Any], bool], arguments: Sequence[Any], tensors: list[Any]
-) -> Build:
-    if isinstance(value, keras.Variable):
-        value = value.value
-    if is_tensor(value):
-        index = len(tensors)
-        tensors.append(value)
-        return lambda outs: outs[index]
-    children = structure(value)
-    if children is None:
-        return _constant(value, is_tensor, arguments)
-    if type(value) is tuple and children and all(is_tensor(child) for _, child in children):
-        start = len(tensors)
-        tensors.extend(value)
-        stop = len(tensors)
-        return lambda outs: tuple(outs[start:stop])
-    builders = [_builder(child, is_tensor, arguments, tensors) for _, child in children]
-    if type(value) is dict:
-        by_name = dict(zip(ordered(value), builders, strict=True))
-        pairs = [(name, by_name[name]) for name in value]
-        return lambda outs: {name: build(outs) for name, build in pairs}
-    empty = like(value, [None] * len(children))
-    return lambda outs: like(empty, [build(outs) for build in builders])
+class _Writer:
+    """Writes the expression of a structure, and collects its tensors and constants."""
 
+    def __init__(self, is_tensor: Callable[[Any], bool], arguments: Sequence[Any]) -> None:
+        self.tensors: list[Any] = []
+        self.names: dict[str, Any] = {"like": like}
+        self._is_tensor = is_tensor
+        self._arguments = arguments
 
-def _constant(value: Any, is_tensor: Callable[[Any], bool], arguments: Sequence[Any]) -> Build:
-    if any(value is argument for argument in arguments):
-        try:
-            ref = weakref.ref(value)
-        except TypeError:
-            return lambda outs: value
-        return lambda outs: ref()
-    inside = (
-        value
-        if isinstance(value, (set, frozenset, deque))
-        else vars(value).values()
-        if hasattr(value, "__dict__")
-        else ()
-    )
-    if any(map(is_tensor, inside)):
-        raise ArgumentError(
-            "function",
-            "return value",
-            "tensors in tuples, lists, dicts, named tuples or dataclasses",
-            f"a {type(value).__name__} with tensors inside",
-            "return the tensors in one of those",
+    def expression(self, value: Any) -> str:
+        """The expression that makes a value like this one of the tensors in `outs`."""
+        if isinstance(value, keras.Variable):
+            value = value.value
+        if self._is_tensor(value):
+            self.tensors.append(value)
+            return f"outs[{len(self.tensors) - 1}]"
+        children = structure(value)
+        if children is None:
+            return self._constant(value)
+        texts = [self.expression(child) for _, child in children]
+        if type(value) is tuple:
+            return f"({''.join(f'{text}, ' for text in texts)})"
+        if type(value) is list:
+            return f"[{', '.join(texts)}]"
+        if type(value) is dict:
+            by_name = dict(zip(ordered(value), texts, strict=True))
+            return f"{{{', '.join(f'{self._name(n)}: {by_name[n]}' for n in value)}}}"
+        empty = self._name(like(value, [None] * len(children)))
+        return f"like({empty}, [{', '.join(texts)}])"
+
+    def _name(self, value: Any) -> str:
+        name = f"c{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def _constant(self, value: Any) -> str:
+        if any(value is argument for argument in self._arguments):
+            try:
+                return f"{self._name(weakref.ref(value))}()"
+            except TypeError:
+                return self._name(value)
+        inside = (
+            value
+            if isinstance(value, (set, frozenset, deque))
+            else vars(value).values()
+            if hasattr(value, "__dict__")
+            else ()
         )
-    return lambda outs: value
+        if any(map(self._is_tensor, inside)):
+            raise ArgumentError(
+                "function",
+                "return value",
+                "tensors in tuples, lists, dicts, named tuples or dataclasses",
+                f"a {type(value).__name__} with tensors inside",
+                "return the tensors in one of those",
+            )
+        return self._name(value)

@@ -19,12 +19,13 @@ from trainstep._outputs import Build
 from trainstep._watch import Watch
 
 Key = tuple[Any, ...]
+Hit = Callable[[Sequence[Any]], Any]
 
 
 class Program:
     """A compiled step for one signature."""
 
-    __slots__ = ("build", "domain", "executable", "index", "watch")
+    __slots__ = ("build", "domain", "executable", "hits", "index", "watch")
 
     def __init__(
         self, index: int, executable: Executable, build: Build, watch: Watch, domain: Domain
@@ -34,6 +35,7 @@ class Program:
         self.build = build
         self.domain = domain
         self.watch = watch
+        self.hits: dict[Any, Hit] = {}  # short ways to it, by the types of the arguments
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         while True:
@@ -43,36 +45,15 @@ class Program:
                     outputs = self.executable(leaves)
                     break
             self.domain = domain.root()  # merged since; its lock no longer protects anything
-        return self.build(outputs)
+        return self.build.of(outputs)
 
 
-MISS: Any = object()
+MISS: Any = object()  # what the short way to a program says of a call that is not for it
 
 
-def again(program: Program, arrays: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
-    """A short way to `program` for calls like the last one, which was these arrays and no more.
-
-    A loop makes the same call over and over. Comparing it with the last one costs a third of
-    making its key and looking that up. Anything else is a `MISS`, and goes the long way.
-    """
-    kinds = [(type(x), x.shape, x.dtype) for x in arrays]
-    holds, build = program.watch.holds, program.build
-
-    def call(args: Sequence[Any]) -> Any:
-        if len(args) != len(kinds):
-            return MISS
-        for x, (kind, shape, dtype) in zip(args, kinds, strict=False):
-            if type(x) is not kind or x.shape != shape or x.dtype is not dtype:
-                return MISS
-        domain = program.domain
-        with domain.lock:
-            # A domain that was merged into another protects nothing: the long way finds the other.
-            if domain.parent is not None or not holds():
-                return MISS
-            outputs = program.executable(args)
-        return build(outputs)
-
-    return call
+def no_hit(args: Sequence[Any]) -> Any:
+    """The short way when there is none."""
+    return MISS
 
 
 class Programs:
@@ -81,6 +62,7 @@ class Programs:
     def __init__(self) -> None:
         self._by_key: dict[Key, list[Program]] = {}
         self._objects: dict[int, tuple[Any, set[Key]]] = {}
+        self.hit: Hit = no_hit  # the short way to the last one found
 
     def find(self, key: Key) -> Program | None:
         """The program for this call, if there is one."""
@@ -118,6 +100,7 @@ class Programs:
     def _drop(self, number: int) -> None:
         for key in self._objects.pop(number)[1]:
             self._by_key.pop(key, None)
+        self.hit = no_hit
 
     def replace(self, index: int, executable: Executable) -> None:
         """Gives the program of trace `index` another executable for the same step."""
@@ -125,6 +108,8 @@ class Programs:
             for program in programs:
                 if program.index == index:
                     program.executable = executable
+                    program.hits.clear()
+        self.hit = no_hit
 
     def watches(self) -> Sequence[Watch]:
         """The flags that matter to the programs there are."""

@@ -24,6 +24,7 @@ from keras.src.backend.common.variables import initialize_all_variables
 from trainstep._errors import StateError
 
 _local = threading.local()
+scopes = global_state.GLOBAL_STATE_TRACKER  # per thread; Keras keeps the current scope there
 
 
 def active() -> Recorder | None:

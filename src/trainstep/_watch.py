@@ -12,13 +12,18 @@ from operator import attrgetter, call
 from typing import Any
 
 from trainstep._signature import Part
+from trainstep._source import Source, define
 
 _layer_flags = attrgetter("_trainable", "_dtype_policy")
 _variable_flag = attrgetter("_trainable")
 
 
 class Watch:
-    """Layers and variables whose flags matter, and the flags that were seen."""
+    """Layers and variables whose flags matter, and the flags that were seen.
+
+    Attributes:
+        source: The expression of the flags as they are now; those seen are its `seen_flags`.
+    """
 
     def __init__(self, models: Iterable[Any], reads: Iterable[Any], writes: Iterable[Any]) -> None:
         layers: dict[int, Any] = {}
@@ -38,18 +43,22 @@ class Watch:
         self._layers = [weakref.ref(layer) for layer in layers.values()]
         self._names = _distinct(layer.name for layer in layers.values())
         self._variables = [*owned.values(), *own.values()]
+        names = {
+            "layers": self._layers,
+            "layer_flags": _layer_flags,
+            "live": call,
+            "watched": self._variables,
+            "variable_flag": _variable_flag,
+        }
+        text = "[*map(layer_flags, map(live, layers)), *map(variable_flag, watched)]"
+        self._look = define("look()", f"return {text}", names)
         self._seen = self._look()
-
-    def _look(self) -> list[Any]:
-        return [
-            *map(_layer_flags, map(call, self._layers)),
-            *map(_variable_flag, self._variables),
-        ]
+        self.source = Source(text, names | {"seen_flags": self._seen})
 
     def holds(self) -> bool:
         """Whether every flag is as it was at the trace."""
         try:
-            return self._look() == self._seen
+            return bool(self._look() == self._seen)
         except AttributeError:  # a layer is gone, and a call that still needs it cannot come here
             return False
 

@@ -9,6 +9,7 @@ import keras
 
 from trainstep._engines._base import Engine as Engine
 from trainstep._engines._base import Executable as Executable
+from trainstep._engines._base import Inlined as Inlined
 from trainstep._engines._base import Options as Options
 from trainstep._engines._base import Traced as Traced
 

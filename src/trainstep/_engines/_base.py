@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from trainstep._errors import nothing_to_differentiate_by
+from trainstep._source import Source
 from trainstep._state import Recorder
 
 Tensor = Any
@@ -24,6 +25,15 @@ Loss = Callable[[Sequence[Tensor]], tuple[Tensor, Any]]
 # or (None) every trainable one that was read.
 Wanted = Sequence[Variable] | Callable[[], Sequence[Variable]] | None
 Executable = Callable[[Sequence[Any]], Sequence[Tensor]]
+
+
+@runtime_checkable
+class Inlined(Protocol):
+    """An executable that can be written into the path of a hit, which saves its frames."""
+
+    def inline(self, arrays: dict[str, Any]) -> Source:
+        """Statements that run it on arrays of these names, and leave the outputs in `outs`."""
+        ...
 
 
 def is_wanted(variables: Wanted) -> Callable[[Variable], bool]:

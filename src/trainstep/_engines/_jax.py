@@ -35,6 +35,7 @@ from trainstep._engines._base import (
 )
 from trainstep._errors import ForeignTraceError
 from trainstep._outputs import take_out
+from trainstep._source import Source, define
 from trainstep._state import Branch, Recorder, Recording, current_scope
 
 # What `jex.find_top_trace` returns, three Python calls nearer; every step asks for it.
@@ -44,8 +45,6 @@ _variable_p = jex.Primitive("variable")
 _variable_p.def_abstract_eval(lambda *, index, aval: aval)
 
 _value = itemgetter("_value")
-_refcount = sys.getrefcount
-_ndarray = np.ndarray
 _consume: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
 
 
@@ -132,7 +131,7 @@ class JaxEngine:
         )(values, list(leaves))
         parts["branch"].give_back(extra[parts["count"] :])
         by_id = dict(zip(map(id, wanted), by_variable, strict=True))
-        return value, parts["aux"](extra), [by_id[id(v)] for v in variables], by_leaf
+        return value, parts["aux"].of(extra), [by_id[id(v)] for v in variables], by_leaf
 
 
 def make() -> JaxEngine:
@@ -209,7 +208,7 @@ def _replayable(
         results = iter(run(*map(here.get_current_value, reads), *tensors))
         for variable, value in zip(writes, results, strict=False):
             here.add_update((variable, value))
-        return next(results), aux_of[-1](list(results))
+        return next(results), aux_of[-1].of(list(results))
 
     return reads, replay
 
@@ -245,7 +244,7 @@ def _build(
     compiled = jax.jit(fun, donate_argnums=tuple(donated)).lower(*shapes).compile()
     if fallible:
         return _careful(compiled, [*changed, *fixed], writes)
-    return _lean(_direct_call(compiled), changed, fixed, writes, bool(donated))
+    return _Lean(_direct_call(compiled), changed, fixed, writes, bool(donated))
 
 
 def _has_callback(jaxpr: Any) -> bool:
@@ -263,41 +262,77 @@ def _direct_call(compiled: Any) -> Callable[..., Any]:
         return compiled  # type: ignore[no-any-return]
 
 
-def _lean(
-    call: Callable[..., Any],
-    changed: list[Variable],
-    fixed: list[Variable],
-    writes: list[Variable],
-    donates: bool,
-) -> Executable:
-    # The variables' own dicts: a third cheaper than attributes, and there are many of them.
-    old, constant, new = (_slots(variables) for variables in (changed, fixed, writes))
+# Python's part of a step. One call in C runs the program and stores the new state: Ctrl-C, which
+# Python handles between its own instructions, falls before or after the whole of it. What the
+# iterator then still holds are the outputs.
+_RUN = """
+state = list(map(value, old))
+{guard}
+operands = (*state, *map(value, constant), {leaves})
+results = from_iterable(starmap(call, (operands,)))
+del state, operands  # nothing holds the old buffers when the program takes them
+consume(map(setitem, new, repeat("_value"), results))
+outs = list(results)
+{settle}
+"""
+# A buffer with another owner (a snapshot, a second variable, a NumPy view) is not ours to give
+# away: it is copied, and the owner keeps the old one.
+_GUARD = """
+if max(map(refcount, state)) > alone:
+    state = apart(state, list(map(refcount, state)))
+"""
+_SMALL = 16384  # bytes; a copy of fewer costs less than the look at the array's address
 
-    def run(leaves: Sequence[Any]) -> list[Tensor]:
-        state = list(map(_value, old))
-        # A buffer with another owner (a snapshot, a second variable, a NumPy view) is not ours to
-        # give away: it is copied, and the owner keeps the old one.
-        if donates and max(map(_refcount, state)) > _ALONE:
-            state = [jnp.array(x, copy=True) if _refcount(x) > _ALONE else x for x in state]
-        # JAX reads aligned NumPy memory in place, later, while the caller may be filling the next
-        # batch into it. For a small array, the copy costs less than the look at its address.
-        settled = [
-            x.copy()
-            if type(x) is _ndarray
-            and (x.nbytes <= 16384 or not x.__array_interface__["data"][0] & 63)
-            else x
-            for x in leaves
+
+class _Lean:
+    """Runs a compiled step on the variables where they are."""
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        changed: list[Variable],
+        fixed: list[Variable],
+        writes: list[Variable],
+        donates: bool,
+    ) -> None:
+        self._guard = _GUARD if donates else ""
+        # The variables' own dicts: a third cheaper than attributes, and there are many of them.
+        self._names = {
+            "call": call,
+            "old": _slots(changed),
+            "constant": _slots(fixed),
+            "new": _slots(writes),
+            **_TOOLS,
+        }
+        text = _RUN.format(guard=self._guard, leaves="*map(settled, leaves)", settle="return outs")
+        self._run = define("run(leaves)", text, self._names)
+
+    def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
+        return self._run(leaves)  # type: ignore[no-any-return]
+
+    def inline(self, arrays: dict[str, Any]) -> Source:
+        """The same for these arguments, to be written into the path of a hit.
+
+        JAX reads aligned NumPy memory in place, later, while the caller may be filling the next
+        batch into it. A small array is copied. The address of a large one is looked at while the
+        program runs; once one was found in place, they are copied too.
+        """
+        large = [n for n, x in arrays.items() if type(x) is np.ndarray and x.nbytes > _SMALL]
+        leaves = [
+            f"{name}.copy() if in_place else {name}"
+            if name in large
+            else f"{name}.copy()"
+            if type(x) is np.ndarray
+            else name
+            for name, x in arrays.items()
         ]
-        operands = (*state, *map(_value, constant), *settled)
-        results = chain.from_iterable(starmap(call, (operands,)))
-        del state, operands  # nothing holds the old buffers when the program takes them
-        # One call in C runs the program and stores the new state: Ctrl-C, which Python handles
-        # between its own instructions, falls before or after the whole of it. The iterator
-        # then holds what is left: the outputs.
-        _consume(map(setitem, new, repeat("_value"), results))
-        return list(results)
-
-    return run
+        settle = "".join(
+            f'if not {name}.__array_interface__["data"][0] & 63 and not in_place:\n'
+            f"    in_place.append(block_until_ready((outs, list(map(value, new)))))\n"
+            for name in large
+        )
+        text = _RUN.format(guard=self._guard, leaves=", ".join(leaves), settle=settle)
+        return Source(text, self._names | {"in_place": []})
 
 
 def _careful(call: Callable[..., Any], state: list[Variable], writes: list[Variable]) -> Executable:
@@ -320,11 +355,37 @@ def _slots(variables: list[Variable]) -> list[dict[str, Any]]:
     return [v.__dict__ for v in variables]
 
 
+def _apart(state: list[Tensor], counts: list[int]) -> list[Tensor]:
+    """The buffers, with copies of those that have another owner."""
+    pairs = zip(state, counts, strict=True)
+    return [jnp.array(x, copy=True) if count > _ALONE else x for x, count in pairs]
+
+
+def _settled(x: Any) -> Any:
+    """An argument, copied if the program would read the caller's memory."""
+    if type(x) is not np.ndarray:
+        return x
+    return x.copy() if x.nbytes <= _SMALL or not x.__array_interface__["data"][0] & 63 else x
+
+
 def _count_when_alone() -> int:
-    """The reference count of a buffer that only its variable holds, as `run` sees it."""
+    """The reference count of a buffer that only its variable holds, as `_GUARD` sees it."""
     slots = [{"_value": object()}]
     state = list(map(_value, slots))
-    return max(map(_refcount, state))
+    return max(map(sys.getrefcount, state))
 
 
 _ALONE = _count_when_alone()
+_TOOLS = {
+    "alone": _ALONE,
+    "apart": _apart,
+    "block_until_ready": jax.block_until_ready,
+    "consume": _consume,
+    "from_iterable": chain.from_iterable,
+    "refcount": sys.getrefcount,
+    "repeat": repeat,
+    "setitem": setitem,
+    "settled": _settled,
+    "starmap": starmap,
+    "value": _value,
+}

@@ -1,0 +1,94 @@
+"""The path of a hit, written out as one function for one program.
+
+A loop makes the same call over and over. The function compares a call with the last one, which
+costs a third of making its key and looking that up, and then runs the program; of anything else it
+says `MISS`, and the call goes the long way.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from trainstep._arguments import Arguments
+from trainstep._engines import Inlined
+from trainstep._program import MISS, Hit, Program, no_hit
+from trainstep._source import Source, define
+from trainstep._state import scopes
+
+_HIT = """
+if getattr(scopes, "stateless_scope", None) is not None or not idle() or len(args) != {count}:
+    return MISS
+{arguments} = args
+if {differ}:
+    return MISS
+domain = program.domain
+with domain.lock:
+    # A domain that was merged into another protects nothing: the long way finds the other.
+    if domain.parent is not None:
+        return MISS
+    try:
+        if {flags} != seen_flags:
+            return MISS
+    except AttributeError:  # a layer is gone, and a call that still needs it cannot come here
+        return MISS
+{run}
+return {build}
+"""
+
+
+def hit(program: Program, args: Sequence[Any], arguments: Arguments) -> Hit:
+    """The short way to `program` for calls like this one.
+
+    There is one if the arguments are arrays that enter as they are, None, True, False and objects.
+    """
+    kinds = tuple(map(type, args))
+    short = program.hits.get(kinds)
+    if short is None:
+        short = program.hits[kinds] = _written(program, args, arguments) or no_hit
+    return short
+
+
+def _written(program: Program, args: Sequence[Any], arguments: Arguments) -> Hit | None:
+    names: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    differ = []
+    for index, value in enumerate(args):
+        name = f"a{index}"
+        if arguments.is_plain(value):
+            arrays[name] = value
+            differ.append(
+                f"type({name}) is not {name}_type or {name}.shape != {name}_shape"
+                f" or {name}.dtype is not {name}_dtype"
+            )
+            names[f"{name}_type"] = type(value)
+            names[f"{name}_shape"], names[f"{name}_dtype"] = value.shape, value.dtype
+        elif value is None or isinstance(value, bool):
+            differ.append(f"{name} is not {value}")
+        elif arguments.is_object(value) and hasattr(value, "__weakref__"):
+            differ.append(f"{name} is not {name}_ref()")
+            names[f"{name}_ref"] = weakref.ref(value)
+        else:
+            return None
+    if not differ:
+        return None
+    flags, run, build = program.watch.source, _run(program, arrays), program.build.source
+    text = _HIT.format(
+        count=len(args),
+        arguments="".join(f"a{index}, " for index in range(len(args))),
+        differ=" or ".join(differ),
+        flags=flags.text,
+        run=textwrap.indent(run.text, "    "),
+        build=build.text,
+    )
+    names |= {"MISS": MISS, "scopes": scopes, "idle": arguments.engine.idle, "program": program}
+    return define("hit(args)", text, {**names, **flags.names, **run.names, **build.names})
+
+
+def _run(program: Program, arrays: dict[str, Any]) -> Source:
+    """Statements that run the program on the named arrays and leave its outputs in `outs`."""
+    if isinstance(program.executable, Inlined):
+        return program.executable.inline(arrays)
+    return Source(f"outs = program.executable(({''.join(f'{name}, ' for name in arrays)}))")
