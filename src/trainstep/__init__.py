@@ -19,7 +19,9 @@ from trainstep._grad import value_and_grad as value_and_grad
 from trainstep._ledger import Ledger as Ledger
 from trainstep._ledger import TraceEvent as TraceEvent
 from trainstep._ledger import ledger as ledger
+from trainstep._logs import Logs as Logs
 from trainstep._spec import Spec as Spec
+from trainstep._trainer import Trainer as Trainer
 from trainstep._version import __version__ as __version__
 
 __all__ = [
@@ -29,10 +31,12 @@ __all__ = [
     "Function",
     "GradientError",
     "Ledger",
+    "Logs",
     "RetraceLimitError",
     "Spec",
     "StateError",
     "TraceEvent",
+    "Trainer",
     "TrainstepError",
     "clip_by_global_norm",
     "function",

@@ -45,6 +45,7 @@ class Compiler:
         engine: Engine,
         options: Options,
         declared: Declared | None,
+        check: Callable[..., None] | None,
         max_traces: int | None,
     ) -> None:
         self.name = name
@@ -56,6 +57,7 @@ class Compiler:
         self._engine = engine
         self._options = options
         self._declared = declared
+        self._check = check
         self._max_traces = max_traces
 
     def flatten(self, values: Sequence[Any]) -> tuple[Key, list[Any]]:
@@ -80,6 +82,8 @@ class Compiler:
             if self._declared is not None:
                 values = self._declared.conform(values)
                 self._declared.check(values, self.arguments)
+            if self._check is not None:
+                self._check(*values)
             signature, event = self._announce(values, site)
             if self._max_traces is not None and len(self.ledger) >= self._max_traces:
                 raise RetraceLimitError(self._max_traces, event)

@@ -45,13 +45,15 @@ class Function(Generic[P, R]):
         name: str | None = None,
         options: Options | None = None,
         engine: Engine | None = None,
+        inlined: Callable[P, R] | None = None,
+        check: Callable[..., None] | None = None,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         inner: Any = fn
         while isinstance(inner, functools.partial):
             inner = inner.func
         self.__name__: str = name or str(getattr(inner, "__name__", type(inner).__name__))
-        self._fn = fn
+        self._inlined = inlined or fn  # what a call inside another step runs
         self._engine = engine or _engines.current()
         declared = None
         if signature is not None:
@@ -62,6 +64,7 @@ class Function(Generic[P, R]):
             engine=self._engine,
             options=options or Options(),
             declared=declared,
+            check=check,
             max_traces=max_traces,
         )
         self.ledger = self._compiler.ledger
@@ -79,7 +82,7 @@ class Function(Generic[P, R]):
         if current_scope() is not None or (
             not self._idle() and self._engine.inlines(self.__name__)
         ):
-            return self._fn(*args, **kwargs)
+            return self._inlined(*args, **kwargs)
         values = self._bind(args, kwargs)
         key, leaves = self._flatten(values)
         program = self._programs.find(key)

@@ -160,6 +160,11 @@ def ledger() -> Events:
     return Events("all functions", [event for found in alive for event in found])
 
 
+def merged(name: str, ledgers: Sequence[Ledger]) -> Events:
+    """The traces of several functions together."""
+    return Events(name, [event for each in ledgers for event in each])
+
+
 def _table(title: str, events: Sequence[TraceEvent]) -> str:
     # Rich is imported when a table is asked for, so that importing trainstep stays light.
     from rich.console import Console

@@ -230,3 +230,22 @@ class Branch(Scope):
             else:
                 with no_scope():
                     variable.assign(value)
+
+
+@contextlib.contextmanager
+def discarded() -> Iterator[None]:
+    """Forgets what is written inside; reads see the scope around."""
+    recorder = active()
+    scope = current_scope()
+    shielded = recorder.shielded if recorder is not None else _as_it_is
+    place = scope.place if isinstance(scope, Scope) else _nowhere
+    with Branch(lambda variable, value: shielded(value), place):
+        yield
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _nowhere() -> Any:
+    return None

@@ -65,6 +65,8 @@ class Options:
 
     donate: bool = True
     optimize: str = "auto"  # auto, trace, full, measure
+    # Steps in one call: arguments and outputs have a leading axis of this size. 0: no such axis.
+    repeat: int = 0
 
 
 @dataclass(slots=True)

@@ -99,10 +99,14 @@ class JaxEngine:
     ) -> Traced:
         with recorder:
             closed = _record(
-                recorder, step, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+                recorder,
+                step,
+                [jax.ShapeDtypeStruct(x.shape[bool(options.repeat) :], x.dtype) for x in leaves],
             )
         # Variables that the step created have their values now.
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
+        if options.repeat:
+            closed, reads = _repeated(closed, reads, writes, options.repeat)
         return Traced(reads, writes, lambda compiler: _build(closed, reads, writes, options))
 
     def differentiate(
@@ -211,6 +215,37 @@ def _replayable(
         return next(results), aux_of[-1].of(list(results))
 
     return reads, replay
+
+
+def _repeated(
+    closed: Any, reads: list[Variable], writes: list[Variable], count: int
+) -> tuple[Any, list[Variable]]:
+    """A step made into several, one after the other, and what they read."""
+    step = jex.jaxpr_as_fun(closed)
+    known = {id(v) for v in reads}
+    start = [*reads, *(v for v in writes if id(v) not in known)]
+    places = {id(v): place for place, v in enumerate(start)}
+    written = [places[id(v)] for v in writes]
+    size = len(start)
+
+    def steps(*operands: Tensor) -> list[Tensor]:
+        def one(new: list[Tensor], batch: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            state = list(operands[:size])
+            for place, value in zip(written, new, strict=True):
+                state[place] = value
+            results = step(*state[: len(reads)], *batch)
+            return results[: len(written)], results[len(written) :]
+
+        first = [operands[place] for place in written]
+        new, outputs = jax.lax.scan(one, first, list(operands[size:]), length=count)
+        return [*new, *outputs]
+
+    arguments = closed.in_avals[len(reads) :]
+    shapes = [
+        *(_aval(v) for v in start),
+        *(jax.ShapeDtypeStruct((count, *a.shape), a.dtype) for a in arguments),
+    ]
+    return jax.make_jaxpr(steps)(*shapes), start
 
 
 # Compiling and running ------------------------------------------------------------------------

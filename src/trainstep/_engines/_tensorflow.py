@@ -102,12 +102,17 @@ class TensorFlowEngine:
             writes.extend(recorder.writes.values())
             return outputs
 
-        specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
+        specs = [tf.TensorSpec(x.shape[bool(options.repeat) :], x.dtype) for x in leaves]
         try:
             with recorder:
                 concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
         finally:
             _let_go(recorder.home, stand_ins)
+
+        if options.repeat:
+            specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
+            several = tf.function(partial(_repeated, concrete, options.repeat), autograph=False)
+            concrete = several.get_concrete_function(*specs)
 
         def build(compiler: str) -> Executable:
             if compiler == "xla":
@@ -155,6 +160,12 @@ class TensorFlowEngine:
 def make() -> TensorFlowEngine:
     """The engine."""
     return TensorFlowEngine()
+
+
+def _repeated(step: Any, count: int, *stacked: Tensor) -> list[Tensor]:
+    """A step made into several, one after the other."""
+    results = [step(*(x[index] for x in stacked)) for index in range(count)]
+    return [tf.stack(outputs) for outputs in zip(*results, strict=True)]
 
 
 def _prepare(recorder: Recorder, graph: Any, stand_ins: list[Tensor]) -> None:

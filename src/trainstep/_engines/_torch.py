@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,20 +116,22 @@ class TorchEngine:
             x.detach().clone(memory_format=torch.contiguous_format)
             if isinstance(x, torch.Tensor)
             else from_numpy(x.copy())
-            for x in leaves
+            for x in (leaf[0] if options.repeat else leaf for leaf in leaves)
         ]
         try:
             with recorder, guard:
                 module = make_fx(guard.watching(pure))(*tensors)
         except Uncompilable as culprit:
-            return eager(step, tensors, recorder, str(culprit))
+            traced = eager(step, tensors, recorder, str(culprit))
+            return _repeated(traced, options.repeat) if options.repeat else traced
         _clone_inputs(module.graph, updated)
         _drop_detach(module.graph)
         module.recompile()
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-        return Traced(
+        traced = Traced(
             reads, writes, lambda compiler: _build(module, reads, writes, tensors, compiler)
         )
+        return _repeated(traced, options.repeat) if options.repeat else traced
 
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
@@ -175,6 +178,21 @@ class TorchEngine:
 def make() -> TorchEngine:
     """The engine."""
     return TorchEngine()
+
+
+def _repeated(traced: Traced, count: int) -> Traced:
+    """A step made into several, one after the other."""
+
+    def build(compiler: str) -> Executable:
+        step = traced.build(compiler)
+
+        def steps(leaves: Sequence[Any]) -> list[Tensor]:
+            results = [step([leaf[index] for leaf in leaves]) for index in range(count)]
+            return [torch.stack(list(outputs)) for outputs in zip(*results, strict=True)]
+
+        return steps
+
+    return replace(traced, build=build)
 
 
 def _gradients(value: Tensor, wrt: list[Tensor], create_graph: bool) -> list[Tensor]:

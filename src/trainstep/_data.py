@@ -1,0 +1,246 @@
+"""Where batches come from: arrays, data sets, loaders, generators; always `(x, y, weights)`.
+
+A `Feed` yields the batches of an epoch, in groups: `(1, batch)`, or `(count, batches)` with a
+leading axis, if that many are to run in one call of the program.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+from trainstep._batch import check_lengths, is_number_list, unpacked
+from trainstep._errors import ArgumentError
+from trainstep._outputs import take_out
+
+Batch = tuple[Any, Any, Any]
+Group = tuple[int, Batch]
+
+_CHUNK = 1 << 22  # bytes that are shuffled at once: a batch is then a slice, not a gather
+
+
+class Feed(Protocol):
+    """A source of batches."""
+
+    steps: int | None  # in an epoch, if that is known
+
+    def epoch(self, group: int) -> Iterator[Group]:
+        """The batches of one epoch."""
+        ...
+
+
+class Arrays:
+    """Arrays in memory, cut into batches."""
+
+    def __init__(self, batch: Batch, batch_size: int | None, steps: int | None, shuffle: bool):
+        leaves, self._build = take_out(in_memory(batch), _is_array, ())
+        check_lengths("Trainer", *batch)
+        self._leaves: list[np.ndarray[Any, Any]] = leaves
+        self._count = len(leaves[0])
+        self._size = batch_size or (math.ceil(self._count / steps) if steps else 32)
+        self._shuffle = shuffle
+        self._all = math.ceil(self._count / self._size)
+        self.steps: int | None = min(steps, self._all) if steps else self._all
+
+    def epoch(self, group: int) -> Iterator[Group]:
+        order = np.random.permutation(self._count) if self._shuffle else None
+        size, build = self._size, self._build.of
+        row = sum(leaf[:1].nbytes for leaf in self._leaves)
+        chunk = size * group * max(1, _CHUNK // (row * size * group or 1))
+        left = self.steps or 0
+        for start in range(0, self._count, chunk):
+            rows = slice(start, start + chunk)
+            cut = [leaf[rows] if order is None else leaf[order[rows]] for leaf in self._leaves]
+            for at, count in self._cuts(len(cut[0]), left, group):
+                left -= count
+                parts = [leaf[at : at + size * count] for leaf in cut]
+                if count > 1:
+                    parts = [leaf.reshape(count, size, *leaf.shape[1:]) for leaf in parts]
+                yield count, build(parts)
+
+    def _cuts(self, length: int, left: int, group: int) -> Iterator[tuple[int, int]]:
+        """Where each group starts, and how many batches it has: `group`, or one."""
+        at = 0
+        while at < length and left > 0:
+            count = group if at + group * self._size <= length and group <= left else 1
+            yield at, count
+            at += count * self._size
+            left -= count
+
+
+class Stream:
+    """Batches made by somebody else, one after the other.
+
+    Args:
+        make: Gives an iterator over batches; called for each epoch, or when the last one ended.
+        steps: The batches of an epoch; without it, an epoch is all that the iterator has.
+        known: How many the iterator has, if that is known.
+    """
+
+    def __init__(
+        self, make: Callable[[], Iterator[Any]], steps: int | None, known: int | None = None
+    ) -> None:
+        self._make = make
+        self._limit = steps
+        self._batches: Iterator[Any] | None = None
+        self.steps = steps or known
+
+    def epoch(self, group: int) -> Iterator[Group]:
+        return _grouped(map(unpacked, self._taken()), group)
+
+    def _taken(self) -> Iterator[Any]:
+        if self._limit is None:
+            yield from self._make()
+            return
+        # Over the end of an epoch the same iterator goes on, as under Keras.
+        for taken in range(self._limit):
+            if self._batches is None:
+                self._batches = self._make()
+            batch = next(self._batches, _END)
+            if batch is _END:
+                self._batches = None
+                if taken:
+                    warnings.warn(
+                        f"the data ended after {taken} of {self._limit} steps of the epoch",
+                        stacklevel=2,
+                    )
+                    return
+                batch = next(self._make_again(), _END)
+                if batch is _END:
+                    return
+            yield batch
+
+    def _make_again(self) -> Iterator[Any]:
+        self._batches = self._make()
+        return self._batches
+
+
+_END = object()
+
+
+def feed(
+    x: Any,
+    y: Any = None,
+    weights: Any = None,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    shuffle: bool = False,
+) -> Feed:
+    """The feed of whatever a person may pass as data."""
+    if y is None and isinstance(x, tuple) and 2 <= len(x) <= 3 and not _is_source(x[0]):
+        x, y, weights = unpacked(x)
+    if not _is_source(x):
+        return Arrays((x, y, weights), batch_size, steps, shuffle)
+    if y is not None or weights is not None:
+        raise ArgumentError(
+            "Trainer",
+            "y" if y is not None else "sample_weight",
+            f"nothing besides a {type(x).__name__}, which yields (x, y, sample_weight) itself",
+            f"a {type(y if y is not None else weights).__name__}",
+            "let the data set yield the targets and weights",
+        )
+    if isinstance(x, keras.utils.PyDataset):
+        return _PyDataset(x, steps, shuffle)
+    if callable(x) and not hasattr(x, "__iter__"):
+        return Stream(lambda: iter(x()), steps)
+    if isinstance(x, Iterator):
+        return Stream(lambda: x, steps)
+    return Stream(lambda: iter(x), steps, _length(x))
+
+
+class _PyDataset(Stream):
+    """Keras's own data set class, with its workers and its hooks."""
+
+    def __init__(self, data: Any, steps: int | None, shuffle: bool) -> None:
+        from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+        adapter = PyDatasetAdapter(x=data, class_weight=None, shuffle=shuffle)
+        self._adapter = adapter
+        super().__init__(lambda: iter(adapter.get_numpy_iterator()), steps, adapter.num_batches)
+
+    def epoch(self, group: int) -> Iterator[Group]:
+        self._adapter.on_epoch_begin()
+        yield from super().epoch(group)
+        self._adapter.on_epoch_end()
+
+
+def _grouped(batches: Iterable[Batch], group: int) -> Iterator[Group]:
+    """Batches of one shape stacked by `group`; what is left over goes one by one."""
+    if group == 1:
+        yield from ((1, batch) for batch in batches)
+        return
+    iterator = iter(batches)
+    while taken := list(itertools.islice(iterator, group)):
+        shapes = {tuple(np.shape(a) for a in tree.flatten(batch)) for batch in taken}
+        if len(taken) == group and len(shapes) == 1:
+            stacked = tree.map_structure(lambda *a: np.stack([as_numpy(x) for x in a]), *taken)
+            yield group, stacked
+        else:
+            yield from ((1, batch) for batch in taken)
+
+
+def _is_source(x: Any) -> bool:
+    """Whether `x` yields batches, rather than being an array or a structure of arrays."""
+    if isinstance(x, (keras.utils.PyDataset, Iterator)):
+        return True
+    if isinstance(x, (list, tuple, dict)) or hasattr(x, "shape") or hasattr(x, "__array__"):
+        return False
+    return hasattr(x, "__iter__") or callable(x) or hasattr(x, "__getitem__")
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, np.ndarray)
+
+
+def _length(x: Any) -> int | None:
+    try:
+        return len(x)
+    except TypeError:  # a data set of unknown or infinite length
+        return None
+
+
+def in_memory(value: Any) -> Any:
+    """The structure with NumPy arrays as leaves."""
+    if isinstance(value, dict):
+        return {key: in_memory(value[key]) for key in value}
+    if isinstance(value, (list, tuple)) and not is_number_list(value):
+        return type(value)([in_memory(item) for item in value])
+    return None if value is None else as_numpy(value)
+
+
+def as_numpy(x: Any) -> Any:
+    """An array in memory; a float64 one becomes Keras's float type once, not at every batch."""
+    array = x if isinstance(x, np.ndarray) else _converted(x)
+    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
+
+
+def _converted(x: Any) -> Any:
+    array = ops.convert_to_numpy(x) if keras.ops.is_tensor(x) else np.asarray(x)
+    # Keras gives a pandas series a second axis.
+    return array[:, None] if type(x).__name__ == "Series" and array.ndim == 1 else array
+
+
+def split(batch: Batch, fraction: float) -> tuple[Batch, Batch]:
+    """The first and the last part of arrays: for training and for validation."""
+    batch = in_memory(batch)
+    count = len(tree.flatten(batch)[0])
+    at = math.floor(count * (1.0 - fraction))
+    if not 0 < at < count:
+        raise ArgumentError(
+            "Trainer.fit",
+            "validation_split",
+            f"a fraction that leaves samples on both sides of {count}",
+            f"{fraction}",
+            "choose another, or pass `validation_data`",
+        )
+    first: Any = tree.map_structure(lambda a: None if a is None else a[:at], batch)
+    last: Any = tree.map_structure(lambda a: None if a is None else a[at:], batch)
+    return first, last

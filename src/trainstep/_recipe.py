@@ -1,0 +1,179 @@
+"""What a model is trained with: its optimizer, loss and metrics, and the values that may change.
+
+A recipe is made by `model.compile`, so it takes all that Keras takes, and is then the trainer's
+own: two trainers may train one model, each with its own. While a step of a trainer is traced, and
+while callbacks run, the recipe is lent to the model, whose `compute_loss` and `compute_metrics`
+look there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras import ops, tree
+
+from trainstep._errors import ArgumentError
+from trainstep._grad import clip_by_global_norm
+
+_PARTS = ("optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker", "loss", "compiled")
+
+
+class Recipe:
+    """The compiled state of a model, with knobs.
+
+    Attributes:
+        fresh: A variable: whether metrics start anew at every batch, or run on.
+        clip_norm: A variable with the limit of the gradients' global norm, or None.
+        loss_weights: Variables, in the structure of the weights that were given, or None.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        arguments: dict[str, Any],
+        *,
+        clip_norm: float | None,
+        accumulate: int,
+    ) -> None:
+        self.model = model
+        given = {name: value for name, value in arguments.items() if value is not None}
+        if given:
+            model._compile_loss = model._compile_metrics = None  # `compile` would keep them
+            model.compile(**given)
+        elif not model.compiled:
+            raise ArgumentError(
+                "Trainer",
+                "loss",
+                "an optimizer and a loss, or a model that was compiled with Keras",
+                f"{type(model).__name__} {model.name!r}, which was not compiled",
+                "pass `optimizer=` and `loss=`, or call `model.compile` first",
+            )
+        if accumulate > 1:
+            _accumulate(self._inner(model.optimizer), accumulate)
+        self._parts = {name: getattr(model, name, None) for name in _PARTS}
+        self.fresh = keras.Variable(True, dtype="bool", trainable=False, name="fresh")
+        self.clip_norm: Any = None if clip_norm is None else _value(clip_norm, "clip_norm")
+        self.loss_weights = _weights(model._compile_loss)
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; a loss-scaling one around it if the model's policy asks for it."""
+        return self._parts["optimizer"]
+
+    @property
+    def tracker(self) -> Any:
+        """The metric of the loss; each compilation of a model makes its own."""
+        return self._parts["_loss_tracker"]
+
+    @property
+    def takes_targets(self) -> bool:
+        """Whether there is a loss of targets, besides those that layers add."""
+        return self._parts["_compile_loss"] is not None
+
+    def unbuilt(self) -> bool:
+        """Whether a loss or metric has yet to see its first batch to know what it is."""
+        parts = (self._parts["_compile_loss"], self._parts["_compile_metrics"])
+        return any(part is not None and not part.built for part in parts)
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Lends the recipe to the model."""
+        own = vars(self.model)
+        before = {name: own.get(name) for name in _PARTS}
+        own.update(self._parts)
+        limit = self.clip_norm
+        clipped = self._inner(self.optimizer) if limit is not None else None
+        if clipped is not None:
+            # Where Keras clips: unscaled, accumulated gradients.
+            clipped._clip_gradients = lambda grads: clip_by_global_norm(
+                type(clipped)._clip_gradients(clipped, grads), limit.value
+            )
+        try:
+            yield
+        finally:
+            own.update(before)
+            if clipped is not None:
+                del clipped._clip_gradients
+
+    def start_metrics(self, fresh: Any) -> None:
+        """Resets the metrics where `fresh` (True, or a tensor) is true."""
+        variables = [v for metric in self.model.metrics for v in metric.variables]
+        before = [v.value for v in variables]
+        self.model.reset_metrics()
+        if fresh is not True:
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(ops.where(fresh, variable.value, value))
+
+    def set_fresh(self, fresh: bool) -> None:
+        """Lets metrics start anew at every batch from now on, or run on."""
+        self.fresh.assign(fresh)
+
+    def set_clip_norm(self, limit: float | None) -> None:
+        """Another limit, or none."""
+        if self.clip_norm is None or limit is None:
+            raise ArgumentError(
+                "Trainer",
+                "clip_norm",
+                "a number, in a Trainer that was made with one",
+                f"{limit!r} instead of {self.clip_norm and float(self.clip_norm.value)!r}",
+                "make the Trainer with `clip_norm=float('inf')` to clip nothing at first",
+            )
+        self.clip_norm.assign(limit)
+
+    def set_loss_weights(self, weights: Any) -> None:
+        """Other weights, in the structure of the first ones."""
+        try:
+            tree.assert_same_structure(self.loss_weights, weights)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                "Trainer",
+                "loss_weights",
+                f"weights in the structure of the first ones, {self.loss_weights!r}",
+                repr(weights),
+                "make the Trainer with `loss_weights`, and set them in the same structure",
+            ) from error
+        pairs = zip(tree.flatten(self.loss_weights), tree.flatten(weights), strict=True)
+        for variable, weight in pairs:
+            variable.assign(weight)
+
+    @staticmethod
+    def _inner(optimizer: Any) -> Any:
+        return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _accumulate(optimizer: Any, steps: int) -> None:
+    if optimizer.gradient_accumulation_steps == steps:
+        return
+    if optimizer.built:
+        raise ArgumentError(
+            "Trainer",
+            "accumulate",
+            "an optimizer that is not built yet, so that it can make room for the sums",
+            f"{type(optimizer).__name__} with {len(optimizer.variables)} variables",
+            f"make the optimizer with gradient_accumulation_steps={steps}",
+        )
+    optimizer.gradient_accumulation_steps = steps
+
+
+def _weights(loss: Any) -> Any:
+    """Loss weights as variables, put in place of the numbers in Keras's loss."""
+    if loss is None or loss._user_loss_weights is None:
+        return None
+    if loss.built:
+        made = [_value(one.loss_weights, "loss_weight") for one in loss._flat_losses]
+        pairs = zip(loss._flat_losses, made, strict=True)
+        loss._flat_losses = [one._replace(loss_weights=weight) for one, weight in pairs]
+        return made
+    made = tree.map_structure(lambda w: _value(w, "loss_weight"), loss._user_loss_weights)
+    loss._user_loss_weights = made
+    return made
+
+
+def _value(number: Any, name: str) -> Any:
+    """A number that a step reads anew at every call."""
+    if isinstance(number, keras.Variable):  # of an earlier trainer of this model
+        return number
+    return keras.Variable(float(number), dtype="float32", trainable=False, name=name)

@@ -1,0 +1,111 @@
+"""The train, test and predict steps of a Keras model, written once for every engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops, tree
+
+from trainstep._errors import GradientError
+from trainstep._grad import value_and_grad
+from trainstep._recipe import Recipe
+from trainstep._state import discarded
+
+Values = dict[str, Any]
+
+
+class Steps:
+    """The steps of one model, trained by one recipe.
+
+    `x`, `y` and `weights` are what a Keras data set yields; `classes` is an array of weights by
+    class, or None. `fresh` says whether metrics start anew with the batch: True, or a tensor.
+    """
+
+    def __init__(self, model: Any, recipe: Recipe) -> None:
+        self._model = model
+        self._recipe = recipe
+
+    def train(self, x: Any, y: Any, weights: Any, classes: Any, fresh: Any) -> Values:
+        """One update of the weights; the loss and the metrics."""
+        model, recipe = self._model, self._recipe
+        with recipe.lent():
+            weights = weighted_by_class(y, weights, classes)
+            optimizer = recipe.optimizer
+
+            def loss_of() -> tuple[Any, Any]:
+                y_pred = self.forward(x, training=True)
+                self._build(x, y, y_pred, weights)
+                recipe.start_metrics(fresh)
+                loss = self.loss(x, y, y_pred, weights, training=True)
+                recipe.tracker.update_state(loss, sample_weight=batch_size(x))
+                return optimizer.scale_loss(loss), y_pred
+
+            if model.built and not model.trainable_variables:
+                raise nothing_to_train(model)
+            (_, y_pred), gradients = value_and_grad(
+                loss_of, lambda: model.trainable_variables, has_aux=True
+            )()
+            optimizer.apply(gradients, model.trainable_variables)
+            return dict(model.compute_metrics(x, y, y_pred, sample_weight=weights))
+
+    def test(self, x: Any, y: Any, weights: Any, classes: Any, fresh: Any) -> Values:
+        """The loss and the metrics, nothing trained."""
+        with self._recipe.lent():
+            weights = weighted_by_class(y, weights, classes)
+            y_pred = self.forward(x, training=False)
+            self._build(x, y, y_pred, weights)
+            self._recipe.start_metrics(fresh)
+            loss = self.loss(x, y, y_pred, weights, training=False)
+            self._recipe.tracker.update_state(loss, sample_weight=batch_size(x))
+            return dict(self._model.compute_metrics(x, y, y_pred, sample_weight=weights))
+
+    def predict(self, x: Any) -> Any:
+        """The outputs."""
+        return self.forward(x, training=False)
+
+    def forward(self, x: Any, *, training: bool) -> Any:
+        """The outputs of the model."""
+        model = self._model
+        return model(x, training=training) if model._call_has_training_arg else model(x)
+
+    def loss(self, x: Any, y: Any, y_pred: Any, weights: Any, *, training: bool) -> Any:
+        """The loss, by the model's own `compute_loss`."""
+        return self._model._compute_loss(
+            x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training
+        )
+
+    def _build(self, x: Any, y: Any, y_pred: Any, weights: Any) -> None:
+        """Lets losses and metrics that look at their first batch do so, before they start anew."""
+        if self._recipe.unbuilt():
+            with discarded():
+                self.loss(x, y, y_pred, weights, training=True)
+                self._model.compute_metrics(x, y, y_pred, sample_weight=weights)
+
+
+def batch_size(x: Any) -> Any:
+    """How many samples a batch has."""
+    return next(ops.shape(leaf)[0] for leaf in tree.flatten(x) if leaf is not None)
+
+
+def weighted_by_class(y: Any, weights: Any, classes: Any) -> Any:
+    """Weights by sample, looked up by the class of each in an array of weights by class."""
+    if classes is None:
+        return weights
+    labels = ops.convert_to_tensor(y)
+    if len(labels.shape) > 1:
+        one_hot = labels.shape[-1] != 1
+        labels = ops.argmax(labels, axis=-1) if one_hot else ops.squeeze(labels, axis=-1)
+    labels = ops.cast(ops.round(ops.cast(labels, keras.config.floatx())), "int32")
+    known = ops.logical_and(labels >= 0, labels < classes.shape[0])
+    found = ops.take(classes, ops.clip(labels, 0, classes.shape[0] - 1))
+    return ops.where(known, found, ops.ones_like(found))
+
+
+def nothing_to_train(model: Any) -> GradientError:
+    """A model all of whose weights are frozen, or that has none."""
+    return GradientError(
+        f"{type(model).__name__} {model.name!r} has no trainable weights: there is nothing to "
+        "train.\n"
+        "  to fix:   set `trainable = True` on the model or on some of its layers"
+    )

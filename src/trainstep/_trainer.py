@@ -1,0 +1,450 @@
+"""`Trainer`: a Keras model, what it is trained with, and its compiled steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+from trainstep import _loop
+from trainstep._batch import Check, class_table
+from trainstep._callbacks import Callbacks
+from trainstep._data import Batch, feed, split
+from trainstep._engines import Options
+from trainstep._errors import ArgumentError
+from trainstep._function import Function
+from trainstep._ledger import Events, merged
+from trainstep._logs import Logs, LogsAt
+from trainstep._progress import Bar, Progress
+from trainstep._recipe import Recipe
+from trainstep._state import current_scope
+from trainstep._step import Steps
+
+
+class Nested(dict[str, Any]):
+    """The values of a batch inside another step: tensors, which nobody can read yet."""
+
+
+class Trainer:
+    """Trains a Keras model through compiled steps, the same on every engine.
+
+    Everything that `keras.Model.compile` takes is taken here, and means the same; a model that
+    was compiled with Keras needs nothing more. Between batches anything may change: the learning
+    rate, `loss_weights` and `clip_norm` are values that the next step reads, and a frozen layer
+    costs one trace.
+
+    Args:
+        model: A Keras model, built or not.
+        optimizer: An optimizer, or its name.
+        loss: A loss, its name, or a list or dict of them by output.
+        metrics: Metrics, as `compile` takes them.
+        weighted_metrics: Metrics that sample and class weights apply to.
+        loss_weights: Weights of the outputs' losses; may be changed later.
+        clip_norm: Limits the global norm of the gradients that are applied; may be changed later.
+        accumulate: Applies the mean gradient of so many batches.
+        optimize: See `trainstep.function`.
+        max_traces: The call that needs one more trace of a step raises a `RetraceLimitError`.
+        check_values: Whether the first batch of each kind is searched for NaN.
+
+    Example:
+        >>> import keras, numpy as np, trainstep as ts
+        >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        >>> trainer = ts.Trainer(model, optimizer="adam", loss="mse")
+        >>> x, y = np.ones((8, 2)), np.ones((8, 1))
+        >>> first = trainer.train_on_batch(x, y)["loss"]
+        >>> trainer.train_on_batch(x, y)["loss"] < first
+        True
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        loss: Any = None,
+        *,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        loss_weights: Any = None,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        optimize: str = "auto",
+        max_traces: int | None = None,
+        check_values: bool = True,
+    ) -> None:
+        _check_model(model)
+        self.model = model
+        self._recipe = Recipe(
+            model,
+            {
+                "optimizer": optimizer,
+                "loss": loss,
+                "metrics": metrics,
+                "weighted_metrics": weighted_metrics,
+                "loss_weights": loss_weights,
+            },
+            clip_norm=clip_norm,
+            accumulate=accumulate,
+        )
+        self._steps = Steps(model, self._recipe)
+        self._optimize, self._max_traces = optimize, max_traces
+        self._check_values = check_values
+        self._running = False  # in `fit` or `evaluate`, whose metrics run on over the batches
+        self._functions: dict[Any, Function[..., Any]] = {}
+        self._train = self._function("train")
+        self._test = self._function("test")
+        self._predict = self._function("predict")
+
+    def _function(self, kind: str, repeat: int = 0) -> Function[..., Any]:
+        """The compiled step of a kind, or so many of them in one call."""
+        known = self._functions.get((kind, repeat))
+        if known is not None:
+            return known
+        step: Any = getattr(self._steps, kind)
+        fresh = self._recipe.fresh
+
+        def run(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
+            return step(x, y, sample_weight, class_weight, fresh.value)
+
+        def nested(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
+            return Nested(step(x, y, sample_weight, class_weight, True))
+
+        def predict(x: Any) -> Any:
+            return step(x)
+
+        forward = kind == "predict"
+        made = self._functions[kind, repeat] = Function(
+            predict if forward else run,
+            name=f"{self.model.name}.{kind}" + (f" x {repeat}" if repeat else ""),
+            max_traces=self._max_traces,
+            options=Options(optimize=self._optimize, repeat=repeat),
+            inlined=predict if forward else nested,
+            check=None if repeat else self._checked(kind),
+        )
+        return made
+
+    def _checked(self, kind: str) -> Check:
+        return Check(
+            self.model,
+            f"Trainer.{kind}_on_batch",
+            takes_targets=kind != "predict" and self._recipe.takes_targets,
+            values=self._check_values,
+        )
+
+    # A batch at a time ------------------------------------------------------------------------
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> Logs:
+        """One step: an update of the weights.
+
+        Inside a `trainstep.function`, or a plain `tf.function`, the step becomes part of it, and
+        the values are tensors.
+
+        Args:
+            x: The inputs: an array, or a list or dict of them.
+            y: The targets.
+            sample_weight: A weight per sample.
+            class_weight: A weight per class, by its number.
+
+        Returns:
+            The loss and metrics of this batch alone, read from the device when you look at them.
+        """
+        return self._on_batch(self._train, x, y, sample_weight, class_weight)
+
+    def test_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> Logs:
+        """The loss and metrics of a batch, nothing trained; see `train_on_batch`."""
+        return self._on_batch(self._test, x, y, sample_weight, class_weight)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """The outputs for a batch, as tensors of the engine, without waiting for them."""
+        return self._predict(x)
+
+    def _on_batch(
+        self, step: Function[..., Any], x: Any, y: Any, weights: Any, classes: Any
+    ) -> Logs:
+        if classes is not None:
+            classes = class_table(classes, weights)
+        if self._running and current_scope() is None:  # in a callback, say
+            with self._metrics_running(False):
+                return Logs(step(x, y, weights, classes))
+        values = step(x, y, weights, classes)
+        return Logs(values) if type(values) is dict else values
+
+    # Whole data sets --------------------------------------------------------------------------
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        validation_data: Any = None,
+        validation_split: float = 0.0,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+        shuffle: bool = True,
+        callbacks: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        steps_per_call: int = 1,
+        progress: bool | str = True,
+    ) -> Any:
+        """Trains for some epochs, as `keras.Model.fit` does.
+
+        Args:
+            x: Arrays, `(x, y)` or `(x, y, sample_weight)` of arrays, or a source of batches: a
+                `tf.data.Dataset`, a torch `DataLoader`, a `keras.utils.PyDataset`, a generator, an
+                iterator, or a function that returns one for each epoch.
+            y: The targets, if `x` is arrays.
+            epochs: The number of the epoch to stop before.
+            batch_size: For arrays; 32 by default.
+            sample_weight: A weight per sample, if `x` is arrays.
+            class_weight: A weight per class, by its number.
+            validation_data: Anything that `x` may be; evaluated after an epoch.
+            validation_split: The last part of the arrays to validate with instead.
+            validation_steps: Batches in a validation; all by default.
+            validation_batch_size: `batch_size` by default.
+            validation_freq: Validate after every so many epochs, or after those named.
+            shuffle: Whether arrays are put into a new order for each epoch, drawn from NumPy's
+                generator (`keras.utils.set_random_seed`): one order on all engines.
+            callbacks: Keras callbacks.
+            initial_epoch: The number of the first epoch.
+            steps_per_epoch: Batches in an epoch; all by default.
+            steps_per_call: Steps that one call of the program runs. The numbers are the same;
+                callbacks hear of each batch after the call that it was in.
+            progress: True for a bar, `"lines"` for a line per epoch, False for nothing.
+
+        Returns:
+            A Keras `History`.
+        """
+        classes = class_table(class_weight, sample_weight)
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = split((x, y, sample_weight), validation_split)
+        source = feed(
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            steps=steps_per_epoch,
+            shuffle=shuffle,
+        )
+        last = epochs
+        params = {"epochs": last, "steps": source.steps, "verbose": int(bool(progress))}
+        with self._recipe.lent(), self._bar(progress, last) as bar, self._metrics_running(True):
+            called = Callbacks(callbacks, self.model, history=True, **params)
+            validate = None
+            if validation_data is not None:
+                checked = feed(
+                    validation_data,
+                    batch_size=validation_batch_size or batch_size,
+                    steps=validation_steps,
+                )
+                tester = self._runner("test")
+                validate = lambda: _loop.evaluate(  # noqa: E731
+                    self, tester, checked, called, Progress(self.model)
+                )
+            try:
+                _loop.fit(
+                    self,
+                    self._runner("train", classes),
+                    source,
+                    epochs=range(initial_epoch, last),
+                    group=steps_per_call,
+                    callbacks=called,
+                    progress=bar,
+                    validate=validate,
+                    validate_at=lambda epoch: _due(epoch, validation_freq),
+                )
+            finally:
+                if last > initial_epoch and self.optimizer.built:
+                    self.optimizer.finalize_variable_values(self.model.trainable_weights)
+        return self.model.history
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        progress: bool | str = False,
+    ) -> dict[str, Any]:
+        """The loss and metrics over a data set; the arguments are those of `fit`."""
+        source = feed(x, y, sample_weight, batch_size=batch_size, steps=steps)
+        params = {"epochs": 1, "steps": source.steps, "verbose": int(bool(progress))}
+        with self._recipe.lent(), self._bar(progress, 1) as bar, self._metrics_running(True):
+            called = Callbacks(callbacks, self.model, history=False, **params)
+            bar.start_epoch(0, source.steps)
+            logs = _loop.evaluate(self, self._runner("test"), source, called, bar)
+            bar.end_epoch(logs)
+        return logs
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        progress: bool | str = False,
+    ) -> Any:
+        """The outputs over a data set, as NumPy arrays; the arguments are those of `fit`."""
+        source = feed(x, batch_size=batch_size, steps=steps)
+        params = {"epochs": 1, "steps": source.steps, "verbose": int(bool(progress))}
+        with self._recipe.lent(), self._bar(progress, 1) as bar:
+            called = Callbacks(callbacks, self.model, history=False, **params)
+            outputs = _loop.predict(self._predict, source, called, bar)
+        return tree.map_structure(
+            lambda *parts: np.concatenate([ops.convert_to_numpy(part) for part in parts]), *outputs
+        )
+
+    def _runner(self, kind: str, classes: Any = None) -> _Runner:
+        return _Runner(lambda repeat: self._function(kind, repeat), classes)
+
+    def _bar(self, progress: bool | str, epochs: int) -> Progress:
+        if progress not in (True, False, "lines"):
+            raise ArgumentError(
+                "Trainer",
+                "progress",
+                "True, False or 'lines'",
+                repr(progress),
+                "pass one of them",
+            )
+        if not progress:
+            return Progress(self.model)
+        return Bar(self.model, epochs, self._retraces, lines=progress == "lines")
+
+    def _retraces(self) -> tuple[int, str]:
+        """How often a step was traced again, and why the last time."""
+        again = [event for event in self.ledger if event.index > 1]
+        return len(again), str(again[-1]) if again else ""
+
+    @contextlib.contextmanager
+    def _metrics_running(self, running: bool) -> Iterator[None]:
+        """Lets metrics run on over the batches for a while, or start anew at each."""
+        before = self._running
+        if before is running:
+            yield
+            return
+        self._running = running
+        self._recipe.set_fresh(not running)
+        try:
+            yield
+        finally:
+            self._running = before
+            self._recipe.set_fresh(not before)
+
+    # What may be looked at and changed --------------------------------------------------------
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer. Setting `trainer.optimizer.learning_rate` takes effect at once."""
+        return self._recipe.optimizer
+
+    @property
+    def metrics(self) -> list[Any]:
+        """The metrics, that of the loss first."""
+        with self._recipe.lent():
+            return list(self.model.metrics)
+
+    def reset_metrics(self) -> None:
+        """Sets all metrics to their start."""
+        with self._recipe.lent():
+            self.model.reset_metrics()
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The limit of the gradients' global norm; a new one takes effect at the next step."""
+        limit = self._recipe.clip_norm
+        return None if limit is None else float(limit.value)
+
+    @clip_norm.setter
+    def clip_norm(self, limit: float | None) -> None:
+        self._recipe.set_clip_norm(limit)
+
+    @property
+    def loss_weights(self) -> Any:
+        """The weights of the outputs' losses; new ones take effect at the next step."""
+        return tree.map_structure(lambda v: float(v.value), self._recipe.loss_weights)
+
+    @loss_weights.setter
+    def loss_weights(self, weights: Any) -> None:
+        self._recipe.set_loss_weights(weights)
+
+    @property
+    def ledger(self) -> Events:
+        """Every trace of this trainer's steps, and why it was made."""
+        return merged(f"Trainer of {self.model.name}", [f.ledger for f in self._functions.values()])
+
+    @property
+    def trace_count(self) -> int:
+        """How often steps of this trainer were traced."""
+        return len(self.ledger)
+
+    def __repr__(self) -> str:
+        return f"<trainstep.Trainer of {self.model.name}: {self.trace_count} traces>"
+
+
+class _Runner:
+    """Runs the batches of a loop."""
+
+    def __init__(self, function: Callable[[int], Function[..., Any]], classes: Any) -> None:
+        self._function = function
+        self._one = function(0)
+        self._classes = classes
+
+    def run(self, batch: Batch) -> Logs:
+        x, y, weights = batch
+        return Logs(self._one(x, y, weights, self._classes))
+
+    def run_many(self, count: int, batches: Batch) -> Sequence[Logs]:
+        x, y, weights = batches
+        classes = self._classes
+        if classes is not None:
+            classes = np.broadcast_to(classes, (count, *classes.shape))
+        stacked = self._function(count)(x, y, weights, classes)
+        return [LogsAt(stacked, index) for index in range(count)]
+
+
+def _due(epoch: int, freq: int | Sequence[int]) -> bool:
+    """Whether this epoch is followed by a validation."""
+    return (epoch + 1) % freq == 0 if isinstance(freq, int) else epoch + 1 in freq
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise ArgumentError(
+            "Trainer",
+            "model",
+            "a keras.Model",
+            f"a {type(model).__name__}",
+            "wrap layers in a `keras.Sequential`",
+        )
+    if type(model).train_step is not keras.Model.train_step:
+        raise ArgumentError(
+            "Trainer",
+            "model",
+            "a model that trains by `compute_loss` and `compute_metrics`",
+            f"{type(model).__name__}, whose `train_step` is its own and written for one engine",
+            "write that step as a `trainstep.function`, or override `compute_loss` instead",
+        )
