@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 import trainstep as ts
+from benchmarks import bare
 
 SIZE = 4
 
@@ -30,26 +31,6 @@ def ours(n: int) -> Add:
     return add
 
 
-def bare_jax(n: int) -> Add:
-    """A jitted function of a donated list of arrays."""
-    import jax
-    import jax.numpy as jnp
-
-    arrays = [jnp.zeros(SIZE) for _ in range(n)]
-
-    def added(arrays: list[jax.Array], x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-        return x.sum(), [array + x for array in arrays]
-
-    compiled = jax.jit(added, donate_argnums=0)
-
-    def add(x: jax.Array) -> jax.Array:
-        nonlocal arrays
-        result, arrays = compiled(arrays, x)
-        return result
-
-    return add
-
-
 def bare_tensorflow(n: int) -> Add:
     """The concrete function of a `tf.function` over its variables."""
     import tensorflow as tf
@@ -65,32 +46,16 @@ def bare_tensorflow(n: int) -> Add:
     return function.get_concrete_function(tf.TensorSpec(SIZE))
 
 
-def bare_torch(n: int) -> Add:
-    """The replay of the graph of a function of a list of tensors."""
-    import torch
-    from torch.fx.experimental.proxy_tensor import make_fx
+def bare_pure(n: int) -> Add:
+    """A compiled function of a list of tensors."""
 
-    tensors = [torch.zeros(SIZE) for _ in range(n)]
-
-    def added(
-        tensors: list[torch.Tensor], x: torch.Tensor
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def added(tensors: list[Any], x: Any) -> tuple[Any, list[Any]]:
         return x.sum(), [tensor + x for tensor in tensors]
 
-    graph = make_fx(added)(tensors, torch.zeros(SIZE))
-
-    def add(x: torch.Tensor) -> torch.Tensor:
-        nonlocal tensors
-        with torch.no_grad():
-            result, tensors = graph(tensors, x)
-        return result
-
-    return add
+    zeros = [keras.ops.zeros(SIZE) for _ in range(n)]
+    return bare.keep(added, zeros, keras.ops.zeros(SIZE))
 
 
-BARE = {"jax": bare_jax, "tensorflow": bare_tensorflow, "torch": bare_torch}
-
-
-def bare(n: int) -> Add:
+def bare_of_engine(n: int) -> Add:
     """The same as ours, in the terms of the engine that Keras runs on."""
-    return BARE[keras.backend.backend()](n)
+    return bare_tensorflow(n) if keras.backend.backend() == "tensorflow" else bare_pure(n)

@@ -1,35 +1,36 @@
-"""Compare our step with Keras's `train_on_batch` and with the best hand-written step.
+"""Compare our steps with Keras's `train_on_batch` and with the best hand-written step.
 
 `python -m benchmarks.compare [--engine jax|tensorflow|torch] [--quick] [--markdown FILE]`
 
 Only ratios of time are printed. Above 1, "ours / hand-written" says how much slower ours is, and
-"Keras / ours" how much faster. Where a contender has variants, its fastest counts, and is named.
-`train_on_batch` reads the loss at every step by itself, in both columns. On torch, all the
-contenders run on one thread, unless OMP_NUM_THREADS says otherwise. "other load" is the share of
-the machine that other processes used during the row: above some 10%, measure again.
+"Keras / ours" how much faster. Ours is the step of a `trainstep.function`; a second table, from the
+same run, has the `train_on_batch` of a `trainstep.Trainer` in its place. Where a contender has
+variants, its fastest counts, and is named. Keras's `train_on_batch` reads the loss at every step by
+itself, in both columns. On torch, all the contenders run on one thread, unless OMP_NUM_THREADS says
+otherwise. "other load" is the share of the machine that other processes used during the row: above
+some 10%, measure again.
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-
+from benchmarks import table
 from benchmarks.engines import ENGINES, choose, run_on
 
 
 def run_here(engine: str, quick: bool, markdown: Path | None) -> None:
-    """Measure one engine in this process and print its table."""
+    """Measure one engine in this process and print its tables."""
     choose(engine)
     # Keras chooses its engine when it is imported, so no sooner than here.
-    from benchmarks import measure, table
+    from benchmarks import measure, ratios
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console, name = table.console(), ENGINES[engine]
     rows = list(measure.rows(quick, lambda text: console.print(f"{engine}: {text}", style="dim")))
-    console.print(table.rich_table(ENGINES[engine], rows))
+    tables = ratios.tables(rows)
+    console.print(*(each.rich(name) for each in tables))
     if markdown is not None:
-        markdown.write_text(table.markdown(ENGINES[engine], rows))
+        markdown.write_text("\n".join([f"## {name}\n", *(each.markdown() for each in tables)]))
 
 
 def run_all(quick: bool, markdown: Path | None) -> None:

@@ -12,6 +12,9 @@ from benchmarks import load, steps, timing
 from benchmarks.models import CASES, Case
 from benchmarks.settings import Step
 
+# Ours: the step of a `trainstep.function`, and the `train_on_batch` of a `trainstep.Trainer`.
+CONTENDERS = ("ours", "Trainer")
+
 # Those whose torch variants go through the inductor, slow to build, in a quick run.
 QUICK_INDUCTOR = ("MLP 20-10-1", "MLP 784-128-10")
 
@@ -20,24 +23,28 @@ QUICK_INDUCTOR = ("MLP 20-10-1", "MLP 784-128-10")
 class Column:
     """How the contenders compare on one network, for one way of reading the loss."""
 
-    ours_to_native: float
-    keras_to_ours: float
+    to_native: float
+    keras_to: float
     native: str  # the fastest hand-written variant
-    mode: str  # our fastest mode
+    mode: str  # the fastest mode of ours
 
 
 @dataclass(frozen=True)
 class Row:
-    """One network: the loss read at every step, and read only at the end."""
+    """One network and one contender of ours: the loss read at every step, or only at the end."""
 
     network: str
+    contender: str
     each: Column
     end: Column
     others: float  # the share of the machine that other processes used meanwhile
 
 
 def rows(quick: bool, say: Callable[[str], None]) -> Iterator[Row]:
-    """Measure the networks one after the other; `say` tells the progress."""
+    """Measure the networks one after the other, all of the contenders of each at once.
+
+    `say` tells the progress.
+    """
     plan = timing.QUICK if quick else timing.FULL
     for case in CASES.values():
         contenders = contenders_of(case, inductor=not quick or case.name in QUICK_INDUCTOR)
@@ -45,36 +52,38 @@ def rows(quick: bool, say: Callable[[str], None]) -> Iterator[Row]:
         x, y = case.batch()
         calls = {name: partial(step, x, y) for name, step in contenders.items()}
         watch = load.Watch()
-        times = timing.measure(calls, float, plan)
+        times = timing.measure(calls, steps.read_loss, plan)
         others = watch.others()
         each = {name: statistics.median(of.each) for name, of in times.items()}
         end = {name: statistics.median(of.end) for name, of in times.items()}
-        yield Row(case.name, column(each), column(end), others)
+        for ours in CONTENDERS:
+            yield Row(case.name, ours, column(ours, each), column(ours, end), others)
 
 
 def contenders_of(case: Case, inductor: bool) -> dict[str, Step]:
-    """The steps to compare, as "native: ...", "ours: ..." and "keras"."""
+    """The steps to compare, as "native: ...", "ours: ...", "Trainer: ..." and "keras"."""
     engine = keras.backend.backend()
     native = importlib.import_module(f"benchmarks.native_{engine}")
     options = {"inductor": inductor} if engine == "torch" else {}
     variants = native.variants(case.name, case.model().get_weights(), **options)
-    modes = steps.ours_by_mode(case, inductor)
+    modes = steps.modes(inductor)
     return {
         **{f"native: {name}": step for name, step in variants.items()},
-        **{f"ours: {mode}": step for mode, step in modes.items()},
+        **{f"ours: {mode}": steps.ours(case, mode) for mode in modes},
+        **{f"Trainer: {mode}": steps.trainer(case, mode).train_on_batch for mode in modes},
         "keras": steps.train_on_batch(case),
     }
 
 
-def column(seconds: Mapping[str, float]) -> Column:
-    """Compare the best of ours with the best hand-written step, and Keras with ours."""
+def column(contender: str, seconds: Mapping[str, float]) -> Column:
+    """Compare the best of a contender with the best hand-written step, and Keras with it."""
     native = fastest(seconds, "native: ")
-    ours = fastest(seconds, "ours: ")
+    best = fastest(seconds, f"{contender}: ")
     return Column(
-        ours_to_native=seconds[ours] / seconds[native],
-        keras_to_ours=seconds["keras"] / seconds[ours],
+        to_native=seconds[best] / seconds[native],
+        keras_to=seconds["keras"] / seconds[best],
         native=native.removeprefix("native: "),
-        mode=ours.removeprefix("ours: "),
+        mode=best.removeprefix(f"{contender}: "),
     )
 
 

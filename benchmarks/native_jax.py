@@ -86,8 +86,7 @@ def transformer(params: Arrays, extras: Arrays, x: Array) -> Output:
 NETWORKS = {"convnet": convnet, "transformer": transformer}
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=1)
-def train(network: str, state: State, x: Array, y: Array) -> tuple[Array, State]:
+def one_step(network: str, state: State, x: Array, y: Array) -> tuple[Array, State]:
     """The loss of a batch, and the state after it."""
 
     def loss_of(params: Arrays) -> tuple[Array, Output]:
@@ -110,8 +109,19 @@ def train(network: str, state: State, x: Array, y: Array) -> tuple[Array, State]
     return loss, State(params, extras, first, second, count, error_sum, error_count)
 
 
-def build(network: str, weights: s.Weights) -> s.Step:
-    """The step of a network that starts from the weights of its Keras model."""
+def many_steps(network: str, state: State, x: Array, y: Array) -> tuple[Array, State]:
+    """The loss of the last of several stacked batches, and the state after it."""
+
+    def one(state: State, batch: tuple[Array, Array]) -> tuple[State, Array]:
+        loss, state = one_step(network, state, *batch)
+        return state, loss
+
+    state, losses = jax.lax.scan(one, state, (x, y))
+    return losses[-1], state
+
+
+def start(network: str, weights: s.Weights) -> State:
+    """The state of a network that starts from the weights of its Keras model."""
     # In the convnet, the weights of each normalization end with its two statistics.
     moving = (3, 4, 8, 9) if network == "convnet" else ()
     params = [jnp.array(w) for i, w in enumerate(weights) if i not in moving]
@@ -119,11 +129,18 @@ def build(network: str, weights: s.Weights) -> s.Step:
     if network == "convnet":
         extras.append(jax.random.PRNGKey(0))
     first, second = ([jnp.zeros_like(p) for p in params] for _ in range(2))
-    state = State(params, extras, first, second, jnp.array(0), jnp.array(0.0), jnp.array(0.0))
+    return State(params, extras, first, second, jnp.array(0), jnp.array(0.0), jnp.array(0.0))
+
+
+def build(network: str, weights: s.Weights, many: bool = False) -> s.Step:
+    """The step of a network; or, of `many`, as many of them as the batches that come stacked."""
+    state = start(network, weights)
+    steps = many_steps if many else one_step
+    train = jax.jit(partial(steps, network), donate_argnums=0)
 
     def step(x: np.ndarray, y: np.ndarray) -> Array:
         nonlocal state
-        loss, state = train(network, state, x, y)
+        loss, state = train(state, x, y)
         return loss
 
     return step

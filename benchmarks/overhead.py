@@ -1,62 +1,78 @@
-"""What a call of ours costs above the bare call of the engine, for 10, 100 and 1000 variables.
+"""What a call of ours costs above the bare call of the engine, in microseconds.
 
 `python -m benchmarks.overhead [--engine jax|tensorflow|torch] [--quick]`
+
+For a `trainstep.function` over 10, 100 and 1000 variables, and for the `train_on_batch` of a
+`trainstep.Trainer`. The arguments are tensors of the engine, and each result is read.
 """
 
-import argparse
 import statistics
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks import timing
-from benchmarks.engines import ENGINES, choose, run_on
+from benchmarks import table, timing
+from benchmarks.engines import ENGINES, main
 
 COUNTS = (10, 100, 1000)
+NETWORK = "MLP 20-10-1"
+
+Above = Callable[[timing.Call, timing.Call], float]
 
 
 def run_here(engine: str, quick: bool) -> None:
     """Measure one engine in this process and print its table."""
-    choose(engine)
-    plan = timing.QUICK if quick else timing.FULL
-    above = {n: microseconds_above(n, plan) for n in COUNTS}
-    slope = (above[COUNTS[-1]] - above[COUNTS[0]]) / (COUNTS[-1] - COUNTS[0])
-    table = Table(title=f"{ENGINES[engine]}: above the bare call, on this machine")
-    table.add_column("variables", justify="right")
-    table.add_column("microseconds per call", justify="right")
-    for n, microseconds in above.items():
-        table.add_row(str(n), f"{microseconds:.1f}")
-    table.add_row("per variable", f"{slope:.3f}")
-    Console().print(table)
+    above = partial(microseconds_above, plan=timing.QUICK if quick else timing.FULL)
+    by_count = {n: above(*adders_of(n)) for n in COUNTS}
+    slope = (by_count[COUNTS[-1]] - by_count[COUNTS[0]]) / (COUNTS[-1] - COUNTS[0])
+    lines = [
+        *([f"function, {n} variables", f"{each:.1f}"] for n, each in by_count.items()),
+        ["function, per variable", f"{slope:.3f}"],
+        [f"Trainer.train_on_batch, {NETWORK}", f"{above(*train_on_batch()):.1f}"],
+    ]
+    title = f"{ENGINES[engine]}: above the bare call, on this machine"
+    table.console().print(table.Table(["call", "microseconds per call"], lines).rich(title))
 
 
-def microseconds_above(n: int, plan: timing.Plan) -> float:
-    """The median, over the rounds, of the time of ours less that of the bare call."""
-    # Keras chooses its engine when it is imported, so no sooner than here.
+# Keras chooses its engine when it is imported, so no sooner than in these.
+
+
+def adders_of(n: int) -> tuple[timing.Call, timing.Call]:
+    """Our call and the bare one that add to `n` variables."""
     import keras
 
     from benchmarks import adders
 
     x = keras.ops.ones(adders.SIZE)
-    calls = {"ours": partial(adders.ours(n), x), "bare": partial(adders.bare(n), x)}
-    times = timing.measure(calls, float, plan)
+    return partial(adders.ours(n), x), partial(adders.bare_of_engine(n), x)
+
+
+def train_on_batch() -> tuple[timing.Call, timing.Call]:
+    """The call of a Trainer and the bare one that train the smallest network."""
+    import keras
+
+    from benchmarks import bare, steps
+    from benchmarks.models import CASES
+
+    case = CASES[NETWORK]
+    x, y = map(keras.ops.convert_to_tensor, case.batch())
+    trainer = steps.trainer(case)
+    return partial(trainer.train_on_batch, x, y), partial(bare.train_on_batch(case, x, y), x, y)
+
+
+def microseconds_above(ours: timing.Call, bare: timing.Call, plan: timing.Plan) -> float:
+    """The median, over the rounds, of the time of our call less that of the bare one."""
+    times = timing.measure({"ours": ours, "bare": bare}, read, plan)
     pairs = zip(times["ours"].each, times["bare"].each, strict=True)
     return statistics.median(ours - bare for ours, bare in pairs) * 1e6
 
 
-def main() -> None:
-    """Read the command line and run."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--engine", choices=ENGINES, help="only this one, in this process")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    options = parser.parse_args()
-    if options.engine:
-        run_here(options.engine, options.quick)
-    else:
-        for engine in ENGINES:
-            run_on(engine, "overhead", *["--quick"] * options.quick)
+def read(result: Any) -> object:
+    """Wait for a result that is a scalar, or the logs of a step."""
+    from benchmarks.steps import read_loss
+
+    return read_loss(result)
 
 
 if __name__ == "__main__":
-    main()
+    main("overhead", __doc__, run_here)

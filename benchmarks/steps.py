@@ -1,4 +1,9 @@
-"""The two steps through Keras: ours, and `train_on_batch`. Both do the work of the native ones."""
+"""The steps through Keras: ours, that of our Trainer, and Keras's own `train_on_batch`.
+
+All do the work of the native ones. The last two also keep a running mean of the loss.
+"""
+
+from typing import Any
 
 import keras
 import numpy as np
@@ -8,12 +13,27 @@ from benchmarks.models import Case
 from benchmarks.settings import LEARNING_RATE, Step
 
 
+def recipe() -> dict[str, Any]:
+    """What the models are trained with, as `compile` and our Trainer take it."""
+    return {
+        "optimizer": keras.optimizers.Adam(LEARNING_RATE),
+        "loss": keras.losses.MeanSquaredError(),
+        "metrics": [keras.metrics.MeanAbsoluteError()],
+    }
+
+
+def modes(inductor: bool = True) -> list[str]:
+    """Our modes that differ on this engine; torch's inductor is slow to build."""
+    engine = keras.backend.backend()
+    if engine == "jax":
+        return ["auto"]
+    return ["trace", "full"] if inductor or engine != "torch" else ["trace"]
+
+
 def ours(case: Case, optimize: str) -> Step:
     """The step written with this library, in one of its modes."""
     model = case.model()
-    loss = keras.losses.MeanSquaredError()
-    metric = keras.metrics.MeanAbsoluteError()
-    optimizer = keras.optimizers.Adam(LEARNING_RATE)
+    optimizer, loss, (metric,) = recipe().values()
 
     @ts.function(optimize=optimize)
     def step(x: np.ndarray, y: np.ndarray) -> object:
@@ -29,26 +49,29 @@ def ours(case: Case, optimize: str) -> Step:
     return step
 
 
-def ours_by_mode(case: Case, inductor: bool = True) -> dict[str, Step]:
-    """Our step in each mode that differs on this engine; torch's inductor is slow to build."""
-    modes = {"jax": ["auto"], "tensorflow": ["trace", "full"], "torch": ["trace", "full"]}
-    chosen = modes[keras.backend.backend()]
-    if keras.backend.backend() == "torch" and not inductor:
-        chosen = ["trace"]
-    return {mode: ours(case, mode) for mode in chosen}
+def trainer(case: Case, optimize: str = "auto") -> ts.Trainer:
+    """Our Trainer, in one of its modes."""
+    return ts.Trainer(case.model(), **recipe(), optimize=optimize)
+
+
+def keras_model(case: Case) -> keras.Model:
+    """A model to train with Keras's own methods, with its default settings."""
+    model = case.model()
+    model.compile(**recipe())
+    return model
 
 
 def train_on_batch(case: Case) -> Step:
-    """Keras's own step, with its default settings. It reads the loss at every step by itself."""
-    model = case.model()
-    model.compile(
-        optimizer=keras.optimizers.Adam(LEARNING_RATE),
-        loss=keras.losses.MeanSquaredError(),
-        metrics=[keras.metrics.MeanAbsoluteError()],
-    )
+    """Keras's own step. It reads the loss at every step by itself."""
+    model = keras_model(case)
 
     def step(x: np.ndarray, y: np.ndarray) -> object:
         loss, _ = model.train_on_batch(x, y)
         return loss
 
     return step
+
+
+def read_loss(result: Any) -> float:
+    """Wait for a step, and bring its loss to the host: the result, or an entry of it."""
+    return float(result["loss"] if isinstance(result, dict) else result)

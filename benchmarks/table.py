@@ -1,55 +1,41 @@
-"""Write the measured ratios as a Rich table and as a Markdown table."""
+"""Write texts as a Rich table and as a Markdown table. Imports no engine."""
 
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rich.table import Table
-
-from benchmarks.measure import Row
-
-HEADERS = (
-    "network",
-    "ours / hand-written, loss read each step",
-    "ours / hand-written, loss read at the end",
-    "Keras / ours, loss read each step",
-    "Keras / ours, loss read at the end",
-    "best hand-written",
-    "our best mode",
-    "other load",
-)
+from rich.console import Console
+from rich.table import Table as RichTable
 
 
-def cells(row: Row) -> list[str]:
-    """The texts of one row, under the headers."""
-    return [
-        row.network,
-        f"{row.each.ours_to_native:.2f}",
-        f"{row.end.ours_to_native:.2f}",
-        f"{row.each.keras_to_ours:.2f}",
-        f"{row.end.keras_to_ours:.2f}",
-        both(row.each.native, row.end.native),
-        both(row.each.mode, row.end.mode),
-        f"{row.others:.0%}",
-    ]
+@dataclass(frozen=True)
+class Table:
+    """Headers, and lines of as many texts; where all of a column are numbers, they stand right."""
+
+    headers: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+    def numeric(self) -> list[bool]:
+        """Whether a column has only numbers, for each."""
+        columns = zip(*self.lines, strict=True)
+        return [all(text.lstrip("-")[:1].isdigit() for text in column) for column in columns]
+
+    def rich(self, title: str) -> RichTable:
+        """For the terminal."""
+        table = RichTable(title=title)
+        for header, numeric in zip(self.headers, self.numeric(), strict=True):
+            table.add_column(header, justify="right" if numeric else "left")
+        for line in self.lines:
+            table.add_row(*line)
+        return table
+
+    def markdown(self) -> str:
+        """For a file."""
+        rules = ["---:" if numeric else "---" for numeric in self.numeric()]
+        lines = [self.headers, rules, *self.lines]
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def both(each: str, end: str) -> str:
-    """The winner of each way of reading the loss, once if it is the same."""
-    return each if each == end else f"{each}; {end}"
-
-
-def rich_table(title: str, rows: Sequence[Row]) -> Table:
-    """The ratios of one engine, for the terminal."""
-    table = Table(title=title)
-    for i, header in enumerate(HEADERS):
-        table.add_column(header, justify="right" if 1 <= i <= 4 else "left")
-    for row in rows:
-        table.add_row(*cells(row))
-    return table
-
-
-def markdown(title: str, rows: Sequence[Row]) -> str:
-    """The ratios of one engine, as a section of Markdown."""
-    rules = ["---:" if 1 <= i <= 4 else "---" for i in range(len(HEADERS))]
-    lines = [HEADERS, rules, *(cells(row) for row in rows)]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"## {title}\n\n{text}\n"
+def console() -> Console:
+    """Where tables are printed: as wide as the terminal, or as a table needs in a file."""
+    return Console(width=None if sys.stdout.isatty() else 140)

@@ -7,7 +7,7 @@ not make up for a machine that is busy throughout; see `benchmarks.load`.
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,19 @@ Read = Callable[[Any], object]
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure: warm-up calls, rounds, and the seconds that one block should last."""
+    """How long to measure: warm-up calls, rounds, and the seconds that one block should last.
+
+    Calls that are long by themselves have fewer rounds, one call in each.
+    """
 
     warmup: int
     rounds: int
     block: float
+    long_rounds: int
 
 
-FULL = Plan(warmup=20, rounds=40, block=0.03)
-QUICK = Plan(warmup=5, rounds=9, block=0.01)
+FULL = Plan(warmup=20, rounds=40, block=0.03, long_rounds=15)
+QUICK = Plan(warmup=5, rounds=9, block=0.01, long_rounds=3)
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,31 @@ def measure(calls: Mapping[str, Call], read: Read, plan: Plan) -> dict[str, Time
     """Time every callable, interleaved; `read` waits for a result and brings it to the host."""
     lengths = {name: block_length(call, read, plan) for name, call in calls.items()}
     times = {name: Times([], []) for name in calls}
-    names = list(calls)
-    for _ in range(plan.rounds):
-        names.append(names.pop(0))  # so that no callable always follows the same one
+    for names in turns(calls, plan.rounds):
         for name in names:
             times[name].each.append(time_each(calls[name], read, lengths[name]))
         for name in names:
             times[name].end.append(time_end(calls[name], read, lengths[name]))
     return times
+
+
+def medians_of_long(calls: Mapping[str, Call], plan: Plan) -> dict[str, float]:
+    """Time callables that are long and wait for their results, interleaved: seconds per call."""
+    for call in calls.values():
+        call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for names in turns(calls, plan.long_rounds):
+        for name in names:
+            times[name].append(time_end(calls[name], lambda _: None, 1))
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def turns(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
+    """The order of each round, such that none always follows the same one."""
+    order = list(names)
+    for _ in range(rounds):
+        order.append(order.pop(0))
+        yield order
 
 
 def block_length(call: Call, read: Read, plan: Plan) -> int:

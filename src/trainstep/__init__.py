@@ -16,6 +16,7 @@ from trainstep._grad import clip_by_global_norm as clip_by_global_norm
 from trainstep._grad import global_norm as global_norm
 from trainstep._grad import grad as grad
 from trainstep._grad import value_and_grad as value_and_grad
+from trainstep._inspect import Inspection as Inspection
 from trainstep._ledger import Ledger as Ledger
 from trainstep._ledger import TraceEvent as TraceEvent
 from trainstep._ledger import ledger as ledger
@@ -30,6 +31,7 @@ __all__ = [
     "ForeignTraceError",
     "Function",
     "GradientError",
+    "Inspection",
     "Ledger",
     "Logs",
     "RetraceLimitError",

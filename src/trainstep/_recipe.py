@@ -107,6 +107,12 @@ class Recipe:
             for variable, value in zip(variables, before, strict=True):
                 variable.assign(ops.where(fresh, variable.value, value))
 
+    def scale(self) -> Any:
+        """What the loss is multiplied by before it is differentiated; None for nothing."""
+        if self.optimizer is self._inner(self.optimizer) and not self.optimizer.loss_scale_factor:
+            return None
+        return self.optimizer.scale_loss(ops.ones(()))
+
     def set_fresh(self, fresh: bool) -> None:
         """Lets metrics start anew at every batch from now on, or run on."""
         self.fresh.assign(fresh)

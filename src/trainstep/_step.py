@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from trainstep._recipe import Recipe
 from trainstep._state import discarded
 
 Values = dict[str, Any]
+Forward = Callable[[Any], tuple[Any, Any]]
 
 
 class Steps:
@@ -31,22 +33,8 @@ class Steps:
         model, recipe = self._model, self._recipe
         with recipe.lent():
             weights = weighted_by_class(y, weights, classes)
-            optimizer = recipe.optimizer
-
-            def loss_of() -> tuple[Any, Any]:
-                y_pred = self.forward(x, training=True)
-                self._build(x, y, y_pred, weights)
-                recipe.start_metrics(fresh)
-                loss = self.loss(x, y, y_pred, weights, training=True)
-                recipe.tracker.update_state(loss, sample_weight=batch_size(x))
-                return optimizer.scale_loss(loss), y_pred
-
-            if model.built and not model.trainable_variables:
-                raise nothing_to_train(model)
-            (_, y_pred), gradients = value_and_grad(
-                loss_of, lambda: model.trainable_variables, has_aux=True
-            )()
-            optimizer.apply(gradients, model.trainable_variables)
+            (y_pred, _), _, gradients = self.backward(x, y, weights, fresh=fresh)
+            recipe.optimizer.apply(gradients, model.trainable_variables)
             return dict(model.compute_metrics(x, y, y_pred, sample_weight=weights))
 
     def test(self, x: Any, y: Any, weights: Any, classes: Any, fresh: Any) -> Values:
@@ -54,11 +42,36 @@ class Steps:
         with self._recipe.lent():
             weights = weighted_by_class(y, weights, classes)
             y_pred = self.forward(x, training=False)
-            self._build(x, y, y_pred, weights)
-            self._recipe.start_metrics(fresh)
-            loss = self.loss(x, y, y_pred, weights, training=False)
-            self._recipe.tracker.update_state(loss, sample_weight=batch_size(x))
+            self.measured(x, y, y_pred, weights, fresh, training=False)
             return dict(self._model.compute_metrics(x, y, y_pred, sample_weight=weights))
+
+    def backward(
+        self, x: Any, y: Any, weights: Any, *, fresh: Any, forward: Forward | None = None
+    ) -> tuple[tuple[Any, Any], Any, list[Any]]:
+        """The outputs and what else `forward` gives, the loss, and the gradients, scaled."""
+        model, optimizer = self._model, self._recipe.optimizer
+
+        def loss_of() -> tuple[Any, Any]:
+            y_pred, extra = forward(x) if forward else (self.forward(x, training=True), None)
+            loss = self.measured(x, y, y_pred, weights, fresh, training=True)
+            return optimizer.scale_loss(loss), ((y_pred, extra), loss)
+
+        if model.built and not model.trainable_variables:
+            raise nothing_to_train(model)
+        (_, (outputs, loss)), gradients = value_and_grad(
+            loss_of, lambda: model.trainable_variables, has_aux=True
+        )()
+        return outputs, loss, gradients
+
+    def measured(
+        self, x: Any, y: Any, y_pred: Any, weights: Any, fresh: Any, *, training: bool
+    ) -> Any:
+        """The loss, entered into its metric, after the metrics have started anew or not."""
+        self._build(x, y, y_pred, weights)
+        self._recipe.start_metrics(fresh)
+        loss = self._loss(x, y, y_pred, weights, training=training)
+        self._recipe.tracker.update_state(loss, sample_weight=batch_size(x))
+        return loss
 
     def predict(self, x: Any) -> Any:
         """The outputs."""
@@ -69,7 +82,7 @@ class Steps:
         model = self._model
         return model(x, training=training) if model._call_has_training_arg else model(x)
 
-    def loss(self, x: Any, y: Any, y_pred: Any, weights: Any, *, training: bool) -> Any:
+    def _loss(self, x: Any, y: Any, y_pred: Any, weights: Any, *, training: bool) -> Any:
         """The loss, by the model's own `compute_loss`."""
         return self._model._compute_loss(
             x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training
@@ -79,7 +92,7 @@ class Steps:
         """Lets losses and metrics that look at their first batch do so, before they start anew."""
         if self._recipe.unbuilt():
             with discarded():
-                self.loss(x, y, y_pred, weights, training=True)
+                self._loss(x, y, y_pred, weights, training=True)
                 self._model.compute_metrics(x, y, y_pred, sample_weight=weights)
 
 

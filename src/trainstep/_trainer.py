@@ -16,7 +16,9 @@ from trainstep._callbacks import Callbacks
 from trainstep._data import Batch, feed, split
 from trainstep._engines import Options
 from trainstep._errors import ArgumentError
+from trainstep._fetch import Fetch, flat_names, needs_targets
 from trainstep._function import Function
+from trainstep._inspect import Inspection, Inspector, report, zeros_for
 from trainstep._ledger import Events, merged
 from trainstep._logs import Logs, LogsAt
 from trainstep._progress import Bar, Progress
@@ -122,16 +124,16 @@ class Trainer:
             max_traces=self._max_traces,
             options=Options(optimize=self._optimize, repeat=repeat),
             inlined=predict if forward else nested,
-            check=None if repeat else self._checked(kind),
+            check=None if repeat else self._checked(f"{kind}_on_batch", targets=not forward),
         )
         return made
 
-    def _checked(self, kind: str) -> Check:
+    def _checked(self, method: str, *, targets: bool, values: bool = True) -> Check:
         return Check(
             self.model,
-            f"Trainer.{kind}_on_batch",
-            takes_targets=kind != "predict" and self._recipe.takes_targets,
-            values=self._check_values,
+            f"Trainer.{method}",
+            takes_targets=targets and self._recipe.takes_targets,
+            values=values and self._check_values,
         )
 
     # A batch at a time ------------------------------------------------------------------------
@@ -183,6 +185,90 @@ class Trainer:
                 return Logs(step(x, y, weights, classes))
         values = step(x, y, weights, classes)
         return Logs(values) if type(values) is dict else values
+
+    def run(
+        self,
+        fetches: Any,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        *,
+        update: bool = False,
+        training: bool = True,
+    ) -> Any:
+        """Any named values of the step, computed by a program that computes no more.
+
+        Names are `"loss"`, `"outputs"`, `"metrics"`, `"gradients"`, `"gradient_norm"`,
+        `"activations"` and `"updates"`; `"gradients/<variable path>"`, `"updates/<variable
+        path>"`, `"activations/<layer name>"` and `"metrics/<name>"` are single ones of them.
+
+        Args:
+            fetches: A name, or a list, tuple or dict of names.
+            x: The inputs.
+            y: The targets; not needed for outputs and activations.
+            sample_weight: A weight per sample.
+            class_weight: A weight per class, by its number.
+            update: Whether the step also trains. If not, everything stays as it is: weights,
+                statistics, seeds, metrics.
+            training: Whether layers run as in training (dropout, batch statistics).
+
+        Returns:
+            The values, as tensors, in the structure of `fetches`. Those of several variables or
+            layers are dicts.
+
+        Example:
+            >>> import keras, numpy as np, trainstep as ts
+            >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+            >>> trainer = ts.Trainer(model, optimizer="sgd", loss="mse")
+            >>> x, y = np.ones((8, 2)), np.ones((8, 1))
+            >>> loss, norm = trainer.run(["loss", "gradient_norm"], x, y)
+            >>> bool(float(norm) > 0)
+            True
+        """
+        names = flat_names(fetches, self.model)
+        key = ("run", tuple(names), update, training)
+        if key not in self._functions:
+            step = Fetch(self.model, self._recipe, names, update=update, training=training)
+            self._functions[key] = Function(
+                step.__call__,
+                name=f"{self.model.name}.run({', '.join(names)})",
+                max_traces=self._max_traces,
+                options=Options(optimize=self._optimize),
+                check=self._checked("run", targets=update or needs_targets(names)),
+            )
+        classes = class_table(class_weight, sample_weight)
+        values = self._functions[key](x, y, sample_weight, classes)
+        return tree.pack_sequence_as(fetches, values) if not isinstance(fetches, str) else values[0]
+
+    def inspect(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> Inspection:
+        """Looks at one batch, layer by layer, without touching the model.
+
+        Shows the ranges and norms of activations, of the gradients by them and by weights, dead
+        units, and the first place where a NaN or an infinity arises.
+
+        Example:
+            >>> import keras, numpy as np, trainstep as ts
+            >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+            >>> trainer = ts.Trainer(model, optimizer="sgd", loss="mse")
+            >>> trainer.inspect([[1.0, float("nan")]], [[0.0]]).first_bad
+            'the input `x`: 1 .. 1 1 NaN'
+        """
+        classes = class_table(class_weight, sample_weight)
+        inspector = Inspector(self.model, self._recipe)
+        check = self._checked("inspect", targets=True, values=False)
+        look = Function(inspector.look, name=f"{self.model.name}.inspect", check=check)
+        found = look(x, y, sample_weight, classes)
+        zeros = zeros_for(found["calls"])
+        gradients = Function(inspector.by_activation, name=f"{self.model.name}.inspect gradients")
+        by_activation = gradients(zeros, x, y, sample_weight, classes)
+        return report(self.model, inspector.layers, found, by_activation, (x, y, sample_weight))
 
     # Whole data sets --------------------------------------------------------------------------
 
