@@ -23,6 +23,7 @@ test-jax test-tensorflow test-torch: test-%: $(VENV)/all.done
 bench: $(VENV)/all.done
 	$(QUIET) $(BIN)/python -m benchmarks.compare $(ARGS)
 	$(QUIET) $(BIN)/python -m benchmarks.overhead $(ARGS)
+	$(QUIET) $(BIN)/python -m benchmarks.fit $(ARGS)
 
 lint: $(VENV)/all.done
 	$(BIN)/ruff check .

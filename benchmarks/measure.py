@@ -10,7 +10,7 @@ import keras
 
 from benchmarks import load, steps, timing
 from benchmarks.models import CASES, Case
-from benchmarks.settings import Step
+from benchmarks.settings import Step, read_loss
 
 # Ours: the step of a `trainstep.function`, and the `train_on_batch` of a `trainstep.Trainer`.
 CONTENDERS = ("ours", "Trainer")
@@ -52,7 +52,7 @@ def rows(quick: bool, say: Callable[[str], None]) -> Iterator[Row]:
         x, y = case.batch()
         calls = {name: partial(step, x, y) for name, step in contenders.items()}
         watch = load.Watch()
-        times = timing.measure(calls, steps.read_loss, plan)
+        times = timing.measure(calls, read_loss, plan)
         others = watch.others()
         each = {name: statistics.median(of.each) for name, of in times.items()}
         end = {name: statistics.median(of.end) for name, of in times.items()}

@@ -66,11 +66,12 @@ class Case:
         keras.utils.set_random_seed(0)
         return self.build()
 
-    def batch(self) -> Batch:
-        """One batch of random inputs and targets, the same at every call."""
+    def batch(self, count: int = 1) -> Batch:
+        """One batch of random inputs and targets, or `count` in a row; the same at every call."""
         random = np.random.default_rng(0)
-        x = random.normal(size=(BATCH, *self.x_shape)).astype(np.float32)
-        y = random.normal(size=(BATCH, *self.y_shape)).astype(np.float32)
+        size = count * BATCH
+        x = random.normal(size=(size, *self.x_shape)).astype(np.float32)
+        y = random.normal(size=(size, *self.y_shape)).astype(np.float32)
         return x, y
 
 

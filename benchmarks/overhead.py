@@ -7,17 +7,14 @@ For a `trainstep.function` over 10, 100 and 1000 variables, and for the `train_o
 """
 
 import statistics
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from benchmarks import table, timing
 from benchmarks.engines import ENGINES, main
+from benchmarks.settings import read_loss
 
 COUNTS = (10, 100, 1000)
 NETWORK = "MLP 20-10-1"
-
-Above = Callable[[timing.Call, timing.Call], float]
 
 
 def run_here(engine: str, quick: bool) -> None:
@@ -62,16 +59,9 @@ def train_on_batch() -> tuple[timing.Call, timing.Call]:
 
 def microseconds_above(ours: timing.Call, bare: timing.Call, plan: timing.Plan) -> float:
     """The median, over the rounds, of the time of our call less that of the bare one."""
-    times = timing.measure({"ours": ours, "bare": bare}, read, plan)
+    times = timing.measure({"ours": ours, "bare": bare}, read_loss, plan)
     pairs = zip(times["ours"].each, times["bare"].each, strict=True)
     return statistics.median(ours - bare for ours, bare in pairs) * 1e6
-
-
-def read(result: Any) -> object:
-    """Wait for a result that is a scalar, or the logs of a step."""
-    from benchmarks.steps import read_loss
-
-    return read_loss(result)
 
 
 if __name__ == "__main__":

@@ -22,5 +22,10 @@ KEY_SIZE = 8
 
 Weights = list[np.ndarray]
 
-# A training step on one batch: (x, y) -> the loss, which `float()` reads on the host.
+# A training step on one batch: (x, y) -> the loss, or a dict with it, which `read_loss` reads.
 Step = Callable[[np.ndarray, np.ndarray], Any]
+
+
+def read_loss(result: Any) -> float:
+    """Wait for a step and bring its loss to the host."""
+    return float(result["loss"] if isinstance(result, dict) else result)

@@ -70,8 +70,3 @@ def train_on_batch(case: Case) -> Step:
         return loss
 
     return step
-
-
-def read_loss(result: Any) -> float:
-    """Wait for a step, and bring its loss to the host: the result, or an entry of it."""
-    return float(result["loss"] if isinstance(result, dict) else result)

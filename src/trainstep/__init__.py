@@ -3,6 +3,8 @@
 Importing this imports Keras and nothing of an engine besides the one that Keras runs on.
 """
 
+from trainstep._accelerate import accelerate as accelerate
+from trainstep._accelerate import restore as restore
 from trainstep._errors import ArgumentError as ArgumentError
 from trainstep._errors import ControlFlowError as ControlFlowError
 from trainstep._errors import ForeignTraceError as ForeignTraceError
@@ -40,10 +42,12 @@ __all__ = [
     "TraceEvent",
     "Trainer",
     "TrainstepError",
+    "accelerate",
     "clip_by_global_norm",
     "function",
     "global_norm",
     "grad",
     "ledger",
+    "restore",
     "value_and_grad",
 ]

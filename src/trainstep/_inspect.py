@@ -39,9 +39,10 @@ class Range:
         return not (self.nans or self.infinities)
 
     def __str__(self) -> str:
-        bad = [f"{self.nans} NaN"] * bool(self.nans)
-        bad += [f"{self.infinities} inf"] * bool(self.infinities)
-        return " ".join([f"{self.low:.3g} .. {self.high:.3g}", *bad])
+        parts = [] if np.isnan(self.low) else [f"{self.low:.3g} .. {self.high:.3g}"]
+        parts += [f"{self.nans} NaN"] * bool(self.nans)
+        parts += [f"{self.infinities} inf"] * bool(self.infinities)
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,3 +183,23 @@ def _value(number: Any, name: str) -> Any:
     if isinstance(number, keras.Variable):  # of an earlier trainer of this model
         return number
     return keras.Variable(float(number), dtype="float32", trainable=False, name=name)
+
+
+def check_model(model: Any) -> None:
+    """Refuses what cannot be trained by these steps."""
+    if not isinstance(model, keras.Model):
+        raise ArgumentError(
+            "Trainer",
+            "model",
+            "a keras.Model",
+            f"a {type(model).__name__}",
+            "wrap layers in a `keras.Sequential`",
+        )
+    if type(model).train_step is not keras.Model.train_step:
+        raise ArgumentError(
+            "Trainer",
+            "model",
+            "a model that trains by `compute_loss` and `compute_metrics`",
+            f"{type(model).__name__}, whose `train_step` is its own and written for one engine",
+            "write that step as a `trainstep.function`, or override `compute_loss` instead",
+        )

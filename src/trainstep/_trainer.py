@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops, tree
 
 from trainstep import _loop
-from trainstep._batch import Check, class_table
+from trainstep._batch import class_table
 from trainstep._callbacks import Callbacks
-from trainstep._data import Batch, feed, split
-from trainstep._engines import Options
+from trainstep._data import feed, split
 from trainstep._errors import ArgumentError
-from trainstep._fetch import Fetch, flat_names, needs_targets
+from trainstep._fetch import flat_names
 from trainstep._function import Function
-from trainstep._inspect import Inspection, Inspector, report, zeros_for
-from trainstep._ledger import Events, merged
-from trainstep._logs import Logs, LogsAt
+from trainstep._functions import Functions, Runner, Settings
+from trainstep._inspect import Inspection, report, zeros_for
+from trainstep._ledger import Events
+from trainstep._logs import Logs
 from trainstep._progress import Bar, Progress
-from trainstep._recipe import Recipe
+from trainstep._recipe import Recipe, check_model
 from trainstep._state import current_scope
-from trainstep._step import Steps
-
-
-class Nested(dict[str, Any]):
-    """The values of a batch inside another step: tensors, which nobody can read yet."""
 
 
 class Trainer:
@@ -77,7 +71,7 @@ class Trainer:
         max_traces: int | None = None,
         check_values: bool = True,
     ) -> None:
-        _check_model(model)
+        check_model(model)
         self.model = model
         self._recipe = Recipe(
             model,
@@ -91,50 +85,13 @@ class Trainer:
             clip_norm=clip_norm,
             accumulate=accumulate,
         )
-        self._steps = Steps(model, self._recipe)
-        self._optimize, self._max_traces = optimize, max_traces
-        self._check_values = check_values
+        self._functions = Functions(
+            model, self._recipe, Settings(optimize, max_traces, check_values)
+        )
+        self._train = self._functions.step("train")
+        self._test = self._functions.step("test")
+        self._predict = self._functions.step("predict")
         self._running = False  # in `fit` or `evaluate`, whose metrics run on over the batches
-        self._functions: dict[Any, Function[..., Any]] = {}
-        self._train = self._function("train")
-        self._test = self._function("test")
-        self._predict = self._function("predict")
-
-    def _function(self, kind: str, repeat: int = 0) -> Function[..., Any]:
-        """The compiled step of a kind, or so many of them in one call."""
-        known = self._functions.get((kind, repeat))
-        if known is not None:
-            return known
-        step: Any = getattr(self._steps, kind)
-        fresh = self._recipe.fresh
-
-        def run(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
-            return step(x, y, sample_weight, class_weight, fresh.value)
-
-        def nested(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
-            return Nested(step(x, y, sample_weight, class_weight, True))
-
-        def predict(x: Any) -> Any:
-            return step(x)
-
-        forward = kind == "predict"
-        made = self._functions[kind, repeat] = Function(
-            predict if forward else run,
-            name=f"{self.model.name}.{kind}" + (f" x {repeat}" if repeat else ""),
-            max_traces=self._max_traces,
-            options=Options(optimize=self._optimize, repeat=repeat),
-            inlined=predict if forward else nested,
-            check=None if repeat else self._checked(f"{kind}_on_batch", targets=not forward),
-        )
-        return made
-
-    def _checked(self, method: str, *, targets: bool, values: bool = True) -> Check:
-        return Check(
-            self.model,
-            f"Trainer.{method}",
-            takes_targets=targets and self._recipe.takes_targets,
-            values=values and self._check_values,
-        )
 
     # A batch at a time ------------------------------------------------------------------------
 
@@ -227,18 +184,9 @@ class Trainer:
             True
         """
         names = flat_names(fetches, self.model)
-        key = ("run", tuple(names), update, training)
-        if key not in self._functions:
-            step = Fetch(self.model, self._recipe, names, update=update, training=training)
-            self._functions[key] = Function(
-                step.__call__,
-                name=f"{self.model.name}.run({', '.join(names)})",
-                max_traces=self._max_traces,
-                options=Options(optimize=self._optimize),
-                check=self._checked("run", targets=update or needs_targets(names)),
-            )
+        step = self._functions.fetch(names, update=update, training=training)
         classes = class_table(class_weight, sample_weight)
-        values = self._functions[key](x, y, sample_weight, classes)
+        values = step(x, y, sample_weight, classes)
         return tree.pack_sequence_as(fetches, values) if not isinstance(fetches, str) else values[0]
 
     def inspect(
@@ -258,16 +206,12 @@ class Trainer:
             >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
             >>> trainer = ts.Trainer(model, optimizer="sgd", loss="mse")
             >>> trainer.inspect([[1.0, float("nan")]], [[0.0]]).first_bad
-            'the input `x`: 1 .. 1 1 NaN'
+            'the input `x`: 1 .. 1, 1 NaN'
         """
         classes = class_table(class_weight, sample_weight)
-        inspector = Inspector(self.model, self._recipe)
-        check = self._checked("inspect", targets=True, values=False)
-        look = Function(inspector.look, name=f"{self.model.name}.inspect", check=check)
+        inspector, look, look_back = self._functions.inspector()
         found = look(x, y, sample_weight, classes)
-        zeros = zeros_for(found["calls"])
-        gradients = Function(inspector.by_activation, name=f"{self.model.name}.inspect gradients")
-        by_activation = gradients(zeros, x, y, sample_weight, classes)
+        by_activation = look_back(zeros_for(found["calls"]), x, y, sample_weight, classes)
         return report(self.model, inspector.layers, found, by_activation, (x, y, sample_weight))
 
     # Whole data sets --------------------------------------------------------------------------
@@ -343,14 +287,14 @@ class Trainer:
                     batch_size=validation_batch_size or batch_size,
                     steps=validation_steps,
                 )
-                tester = self._runner("test")
+                tester = Runner(self._functions, "test")
                 validate = lambda: _loop.evaluate(  # noqa: E731
                     self, tester, checked, called, Progress(self.model)
                 )
             try:
                 _loop.fit(
                     self,
-                    self._runner("train", classes),
+                    Runner(self._functions, "train", classes),
                     source,
                     epochs=range(initial_epoch, last),
                     group=steps_per_call,
@@ -381,7 +325,7 @@ class Trainer:
         with self._recipe.lent(), self._bar(progress, 1) as bar, self._metrics_running(True):
             called = Callbacks(callbacks, self.model, history=False, **params)
             bar.start_epoch(0, source.steps)
-            logs = _loop.evaluate(self, self._runner("test"), source, called, bar)
+            logs = _loop.evaluate(self, Runner(self._functions, "test"), source, called, bar)
             bar.end_epoch(logs)
         return logs
 
@@ -404,9 +348,6 @@ class Trainer:
             lambda *parts: np.concatenate([ops.convert_to_numpy(part) for part in parts]), *outputs
         )
 
-    def _runner(self, kind: str, classes: Any = None) -> _Runner:
-        return _Runner(lambda repeat: self._function(kind, repeat), classes)
-
     def _bar(self, progress: bool | str, epochs: int) -> Progress:
         if progress not in (True, False, "lines"):
             raise ArgumentError(
@@ -418,12 +359,11 @@ class Trainer:
             )
         if not progress:
             return Progress(self.model)
-        return Bar(self.model, epochs, self._retraces, lines=progress == "lines")
+        return Bar(self.model, epochs, self._functions.retraces, lines=progress == "lines")
 
-    def _retraces(self) -> tuple[int, str]:
-        """How often a step was traced again, and why the last time."""
-        again = [event for event in self.ledger if event.index > 1]
-        return len(again), str(again[-1]) if again else ""
+    def is_of_this_compilation(self) -> bool:
+        """Whether the model was not compiled again since."""
+        return self._recipe.tracker is self.model._loss_tracker
 
     @contextlib.contextmanager
     def _metrics_running(self, running: bool) -> Iterator[None]:
@@ -480,7 +420,7 @@ class Trainer:
     @property
     def ledger(self) -> Events:
         """Every trace of this trainer's steps, and why it was made."""
-        return merged(f"Trainer of {self.model.name}", [f.ledger for f in self._functions.values()])
+        return self._functions.ledger()
 
     @property
     def trace_count(self) -> int:
@@ -491,46 +431,6 @@ class Trainer:
         return f"<trainstep.Trainer of {self.model.name}: {self.trace_count} traces>"
 
 
-class _Runner:
-    """Runs the batches of a loop."""
-
-    def __init__(self, function: Callable[[int], Function[..., Any]], classes: Any) -> None:
-        self._function = function
-        self._one = function(0)
-        self._classes = classes
-
-    def run(self, batch: Batch) -> Logs:
-        x, y, weights = batch
-        return Logs(self._one(x, y, weights, self._classes))
-
-    def run_many(self, count: int, batches: Batch) -> Sequence[Logs]:
-        x, y, weights = batches
-        classes = self._classes
-        if classes is not None:
-            classes = np.broadcast_to(classes, (count, *classes.shape))
-        stacked = self._function(count)(x, y, weights, classes)
-        return [LogsAt(stacked, index) for index in range(count)]
-
-
 def _due(epoch: int, freq: int | Sequence[int]) -> bool:
     """Whether this epoch is followed by a validation."""
     return (epoch + 1) % freq == 0 if isinstance(freq, int) else epoch + 1 in freq
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise ArgumentError(
-            "Trainer",
-            "model",
-            "a keras.Model",
-            f"a {type(model).__name__}",
-            "wrap layers in a `keras.Sequential`",
-        )
-    if type(model).train_step is not keras.Model.train_step:
-        raise ArgumentError(
-            "Trainer",
-            "model",
-            "a model that trains by `compute_loss` and `compute_metrics`",
-            f"{type(model).__name__}, whose `train_step` is its own and written for one engine",
-            "write that step as a `trainstep.function`, or override `compute_loss` instead",
-        )

@@ -1,0 +1,122 @@
+"""Compare the `fit` of our Trainer with a loop of the bare step, and with Keras's `fit`.
+
+`python -m benchmarks.fit [--engine jax|tensorflow|torch] [--quick]`
+
+One epoch of 1,000 batches of 32 from arrays in memory, shuffled, without callbacks; all in their
+default mode. The loop of the bare step, a `trainstep.function`, runs over batches that were cut
+beforehand, and reads the loss at its end. "with a bar" is drawn as in a terminal.
+
+On JAX there is a second table: 16 steps in one call, against a hand-written `jax.lax.scan` over
+stacked batches, which shuffles nothing; ours with and without.
+"""
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from unittest import mock
+
+from benchmarks import load, table, timing
+from benchmarks.engines import ENGINES, main
+from benchmarks.settings import BATCH, Step, read_loss
+
+NETWORKS = ("MLP 20-10-1", "MLP 784-128-10")
+STEPS = 1000
+GROUP = 16
+GROUPS = 63
+
+# The contenders on a network, and which two of them make a ratio, by its name.
+Contenders = Callable[[str], Mapping[str, timing.Call]]
+Ratios = Mapping[str, tuple[str, str]]
+
+EPOCH_RATIOS = {
+    "fit / bare step": ("fit", "bare"),
+    "fit with a bar / bare step": ("bar", "bare"),
+    "Keras fit / fit": ("keras", "fit"),
+}
+GROUP_RATIOS = {
+    "fit, in order / lax.scan": ("fit", "scan"),
+    "fit, shuffled / lax.scan": ("shuffled", "scan"),
+}
+
+
+def run_here(engine: str, quick: bool) -> None:
+    """Measure one engine in this process and print its tables."""
+    plan = timing.QUICK if quick else timing.FULL
+    name, console = ENGINES[engine], table.console()
+    console.print(ratios(epoch, EPOCH_RATIOS, plan).rich(f"{name}: an epoch"))
+    if engine == "jax":
+        title = f"{name}: {GROUP} steps in a call"
+        console.print(ratios(groups, GROUP_RATIOS, plan).rich(title))
+
+
+def ratios(contenders: Contenders, wanted: Ratios, plan: timing.Plan) -> table.Table:
+    """Measure the networks one after the other."""
+    lines = []
+    for network in NETWORKS:
+        calls = contenders(network)
+        for call in calls.values():
+            call()  # compiles, which is no load of others
+        watch = load.Watch()
+        seconds = timing.medians_of_long(calls, plan)
+        values = [f"{seconds[above] / seconds[below]:.2f}" for above, below in wanted.values()]
+        lines.append([network, *values, f"{watch.others():.0%}"])
+    return table.Table(["network", *wanted, "other load"], lines)
+
+
+# Keras chooses its engine when it is imported, so no sooner than in these.
+
+
+def epoch(network: str) -> dict[str, timing.Call]:
+    """Ways to train on batches one by one."""
+    from benchmarks import steps
+    from benchmarks.models import CASES
+
+    case = CASES[network]
+    x, y = case.batch(STEPS)
+    cut = [(x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, len(x), BATCH)]
+    model = steps.keras_model(case)
+    fits = [partial(steps.trainer(case).fit, x, y, batch_size=BATCH) for _ in range(2)]
+    return {
+        "bare": partial(loop, steps.ours(case, "auto"), cut),
+        "fit": partial(fits[0], progress=False),
+        "bar": partial(in_terminal, partial(fits[1], progress=True)),
+        "keras": partial(model.fit, x, y, batch_size=BATCH, verbose=0),
+    }
+
+
+def groups(network: str) -> dict[str, timing.Call]:
+    """Ways to train on several batches in one call, on JAX."""
+    from benchmarks import native_jax, steps
+    from benchmarks.models import CASES
+
+    case = CASES[network]
+    x, y = case.batch(GROUP * GROUPS)
+    stacked = zip(*(a.reshape(GROUPS, GROUP, BATCH, *a.shape[1:]) for a in (x, y)), strict=True)
+    scan = native_jax.build(case.name, case.model().get_weights(), many=True)
+    options = {"batch_size": BATCH, "steps_per_call": GROUP, "progress": False}
+    fits = [partial(steps.trainer(case).fit, x, y, **options) for _ in range(2)]
+    return {
+        "scan": partial(loop, scan, list(stacked)),
+        "fit": partial(fits[0], shuffle=False),
+        "shuffled": partial(fits[1], shuffle=True),
+    }
+
+
+def loop(step: Step, batches: list[tuple]) -> None:
+    """Run a step on all batches, and read the last loss."""
+    loss = None
+    for x, y in batches:
+        loss = step(x, y)
+    read_loss(loss)
+
+
+def in_terminal(call: timing.Call) -> None:
+    """Call something that draws a bar if it thinks that it is in a terminal."""
+    with contextlib.redirect_stdout(io.StringIO()), mock.patch.dict(os.environ, FORCE_COLOR="1"):
+        call()
+
+
+if __name__ == "__main__":
+    main("fit", __doc__, run_here)

@@ -1,0 +1,150 @@
+"""The compiled steps of one trainer, each made when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainstep._batch import Check
+from trainstep._data import Batch
+from trainstep._engines import Options
+from trainstep._fetch import Fetch, needs_targets
+from trainstep._function import Function
+from trainstep._inspect import Inspector
+from trainstep._ledger import Events, merged
+from trainstep._logs import Logs, LogsAt
+from trainstep._recipe import Recipe
+from trainstep._step import Steps
+
+
+class Nested(dict[str, Any]):
+    """The values of a batch inside another step: tensors, which nobody can read yet."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How steps are compiled and checked."""
+
+    optimize: str
+    max_traces: int | None
+    check_values: bool
+
+
+class Functions:
+    """Makes and keeps the compiled steps of a model with a recipe."""
+
+    def __init__(self, model: Any, recipe: Recipe, settings: Settings) -> None:
+        self._model, self._recipe, self._settings = model, recipe, settings
+        self._steps = Steps(model, recipe)
+        self._made: dict[Any, Function[..., Any]] = {}
+
+    def step(self, kind: str, repeat: int = 0) -> Function[..., Any]:
+        """The step of a kind: train, test or predict; or so many of them in one call."""
+        known = self._made.get((kind, repeat))
+        if known is not None:
+            return known
+        step: Any = getattr(self._steps, kind)
+        fresh = self._recipe.fresh
+
+        def run(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
+            return step(x, y, sample_weight, class_weight, fresh.value)
+
+        def nested(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
+            return Nested(step(x, y, sample_weight, class_weight, True))
+
+        def predict(x: Any) -> Any:
+            return step(x)
+
+        forward = kind == "predict"
+        made = self._made[kind, repeat] = self._function(
+            predict if forward else run,
+            kind + (f" x {repeat}" if repeat else ""),
+            repeat=repeat,
+            inlined=predict if forward else nested,
+            check=None if repeat else self._check(f"{kind}_on_batch", targets=not forward),
+        )
+        return made
+
+    def fetch(self, names: list[str], *, update: bool, training: bool) -> Function[..., Any]:
+        """The step that returns named values."""
+        key = ("run", tuple(names), update, training)
+        if key not in self._made:
+            step = Fetch(self._model, self._recipe, names, update=update, training=training)
+            self._made[key] = self._function(
+                step.__call__,
+                f"run({', '.join(names)})",
+                check=self._check("run", targets=update or needs_targets(names)),
+            )
+        return self._made[key]
+
+    def inspector(self) -> tuple[Inspector, Function[..., Any], Function[..., Any]]:
+        """The two steps that look at a batch, and what they belong to."""
+        if "inspect" not in self._made:
+            inspector = self._inspector = Inspector(self._model, self._recipe)
+            check = self._check("inspect", targets=True, values=False)
+            self._made["inspect"] = self._function(inspector.look, "inspect", check=check)
+            self._made["inspect by activation"] = self._function(
+                inspector.by_activation, "inspect by activation"
+            )
+        return self._inspector, self._made["inspect"], self._made["inspect by activation"]
+
+    def _function(
+        self,
+        fn: Callable[..., Any],
+        name: str,
+        *,
+        repeat: int = 0,
+        inlined: Callable[..., Any] | None = None,
+        check: Check | None = None,
+    ) -> Function[..., Any]:
+        return Function(
+            fn,
+            name=f"{self._model.name}.{name}",
+            max_traces=self._settings.max_traces,
+            options=Options(optimize=self._settings.optimize, repeat=repeat),
+            inlined=inlined,
+            check=check,
+        )
+
+    def _check(self, method: str, *, targets: bool, values: bool = True) -> Check:
+        return Check(
+            self._model,
+            f"Trainer.{method}",
+            takes_targets=targets and self._recipe.takes_targets,
+            values=values and self._settings.check_values,
+        )
+
+    def ledger(self) -> Events:
+        """Every trace of these steps."""
+        name = f"Trainer of {self._model.name}"
+        return merged(name, [function.ledger for function in self._made.values()])
+
+    def retraces(self) -> tuple[int, str]:
+        """How often a step was traced again, and why the last time."""
+        again = [event for event in self.ledger() if event.index > 1]
+        return len(again), str(again[-1]) if again else ""
+
+
+class Runner:
+    """Runs the batches of a loop through the steps of a kind."""
+
+    def __init__(self, functions: Functions, kind: str, classes: Any = None) -> None:
+        self._functions, self._kind, self._classes = functions, kind, classes
+        self._one = functions.step(kind)
+
+    def run(self, batch: Batch) -> Logs:
+        """Runs one batch."""
+        x, y, weights = batch
+        return Logs(self._one(x, y, weights, self._classes))
+
+    def run_many(self, count: int, batches: Batch) -> Sequence[Logs]:
+        """Runs several batches, stacked, in one call."""
+        x, y, weights = batches
+        classes = self._classes
+        if classes is not None:
+            classes = np.broadcast_to(classes, (count, *classes.shape))
+        stacked = self._functions.step(self._kind, count)(x, y, weights, classes)
+        return [LogsAt(stacked, index) for index in range(count)]
