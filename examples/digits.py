@@ -1,72 +1,76 @@
-"""Trains a classifier on scikit-learn's digits with a step of one's own, and shows the ledger.
+"""Trains a classifier on scikit-learn's digits, with everything that one expects of a `fit`.
 
-`make demo` runs this on JAX; set KERAS_BACKEND to tensorflow or torch for the same on another
-engine. The text is the same on all three.
+A progress bar, validation, a Keras callback that stops early, the accuracy on digits that were
+never seen, and the ledger: every trace that was made, and why. `make demo` runs this on JAX; set
+KERAS_BACKEND to tensorflow or torch for the same text on another engine.
 """
 
 import keras
 import numpy as np
-from rich.progress import track
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import trainstep as ts
 
-EPOCHS, BATCH = 20, 32
+BATCH = 32
 
 
-def main() -> None:
-    """Trains for a few epochs, with the last, shorter batch of each epoch left in."""
-    keras.utils.set_random_seed(0)
+def load() -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """Images of 64 pixels in 0 to 1 and their digits: for training, validation and the end."""
     images, digits = load_digits(return_X_y=True)
-    x, x_test, y, y_test = train_test_split(
-        (images / 16).astype("float32"), digits, test_size=0.25, random_state=0
+    x, y = (images / 16).astype("float32"), digits.astype("int32")
+    x, x_rest, y, y_rest = train_test_split(x, y, test_size=0.3, random_state=0)
+    x_check, x_test, y_check, y_test = train_test_split(
+        x_rest, y_rest, test_size=0.5, random_state=0
     )
+    return (x, y), (x_check, y_check), (x_test, y_test)
 
-    model = keras.Sequential(
+
+def classifier() -> keras.Model:
+    """A layer of 64 units, kept from learning the images by heart."""
+    return keras.Sequential(
         [
+            keras.Input((64,)),
             keras.layers.Dense(64, activation="relu"),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.2, seed=1),
             keras.layers.Dense(10),
-        ]
+        ],
+        name="digits",
     )
-    optimizer = keras.optimizers.Adam(2e-3)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    accuracy = keras.metrics.SparseCategoricalAccuracy()
-    average = keras.metrics.Mean()
 
-    @ts.function
-    def train(x, y):
-        def loss_of():
-            logits = model(x, training=True)
-            accuracy.update_state(y, logits)
-            return loss(y, logits)
 
-        # The model is built by its first call, so its variables are named by a function.
-        value, gradients = ts.value_and_grad(loss_of, lambda: model.trainable_variables)()
-        gradients = ts.clip_by_global_norm(gradients, 5.0)
-        optimizer.apply(gradients, model.trainable_variables)
-        average.update_state(value, sample_weight=x.shape[0])
-        return value
+def main() -> tuple[float, ts.Trainer]:
+    """Returns the accuracy on the test set, and the trainer."""
+    keras.utils.set_random_seed(0)
+    training, validation, test = load()
+    # A shorter last batch has a shape of its own, which costs a trace of its own. It would be one
+    # more line in the ledger; here the few rows that fill no batch stay out.
+    whole = len(training[0]) // BATCH * BATCH
+    x, y = training[0][:whole], training[1][:whole]
 
-    @ts.function
-    def predict(x):
-        return keras.ops.argmax(model(x, training=False), axis=-1)
-
-    order = np.random.default_rng(0)
-    for _ in track(range(EPOCHS), description=f"training on {keras.backend.backend()}"):
-        accuracy.reset_state()
-        average.reset_state()
-        rows = order.permutation(len(x))
-        for start in range(0, len(rows), BATCH):
-            batch = rows[start : start + BATCH]
-            train(x[batch], y[batch])
-
-    found = keras.ops.convert_to_numpy(predict(x_test))
-    print(f"loss {float(average.result()):.4f}, training accuracy {float(accuracy.result()):.3f}")
-    print(f"test accuracy {np.mean(found == y_test):.3f}\n")
-    print(ts.ledger())
+    trainer = ts.Trainer(
+        classifier(),
+        optimizer=keras.optimizers.Adam(2e-3),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    print(f"training on {keras.backend.backend()}")
+    history = trainer.fit(
+        x,
+        y,
+        epochs=30,
+        batch_size=BATCH,
+        validation_data=validation,
+        validation_batch_size=len(validation[0]),
+        callbacks=[keras.callbacks.EarlyStopping(patience=4, restore_best_weights=True)],
+    )
+    accuracy = trainer.evaluate(*test, batch_size=len(test[0]))["accuracy"]
+    print(
+        f"\nstopped after {len(history.epoch)} epochs; accuracy on unseen digits {accuracy:.3f}\n"
+    )
+    print(trainer.ledger)
+    return accuracy, trainer
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Where batches come from: arrays, data sets, loaders, generators; always `(x, y, weights)`.
 
-A `Feed` yields the batches of an epoch, in groups: `(1, batch)`, or `(count, batches)` with a
-leading axis, if that many are to run in one call of the program.
+A `Feed` yields the batches of an epoch in stretches, `(count, batches)`: an iterable of single
+batches if `count` is 1, of stacks of so many, to be run in one call of the program, if it is more.
+Long stretches keep the loop over them tight.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -21,7 +22,7 @@ from trainstep._errors import ArgumentError
 from trainstep._outputs import take_out
 
 Batch = tuple[Any, Any, Any]
-Group = tuple[int, Batch]
+Stretch = tuple[int, Iterable[Batch]]
 
 _CHUNK = 1 << 22  # bytes that are shuffled at once: a batch is then a slice, not a gather
 
@@ -31,7 +32,7 @@ class Feed(Protocol):
 
     steps: int | None  # in an epoch, if that is known
 
-    def epoch(self, group: int) -> Iterator[Group]:
+    def epoch(self, group: int) -> Iterator[Stretch]:
         """The batches of one epoch."""
         ...
 
@@ -49,30 +50,31 @@ class Arrays:
         self._all = math.ceil(self._count / self._size)
         self.steps: int | None = min(steps, self._all) if steps else self._all
 
-    def epoch(self, group: int) -> Iterator[Group]:
+    def epoch(self, group: int) -> Iterator[Stretch]:
         order = np.random.permutation(self._count) if self._shuffle else None
-        size, build = self._size, self._build.of
         row = sum(leaf[:1].nbytes for leaf in self._leaves)
-        chunk = size * group * max(1, _CHUNK // (row * size * group or 1))
-        left = self.steps or 0
-        for start in range(0, self._count, chunk):
-            rows = slice(start, start + chunk)
+        step = self._size * group
+        chunk = step * max(1, _CHUNK // (row * step or 1))
+        stop = min(self._count, (self.steps or 0) * self._size)
+        for start in range(0, stop, chunk):
+            rows = slice(start, min(start + chunk, stop))
             cut = [leaf[rows] if order is None else leaf[order[rows]] for leaf in self._leaves]
-            for at, count in self._cuts(len(cut[0]), left, group):
-                left -= count
-                parts = [leaf[at : at + size * count] for leaf in cut]
-                if count > 1:
-                    parts = [leaf.reshape(count, size, *leaf.shape[1:]) for leaf in parts]
-                yield count, build(parts)
+            whole = len(cut[0]) // step * step
+            if whole:
+                yield group, self._stacked([leaf[:whole] for leaf in cut], group)
+            rest = [leaf[whole:] for leaf in cut]
+            full = len(rest[0]) // self._size * self._size
+            if full:
+                yield 1, self._stacked([leaf[:full] for leaf in rest], 1)
+            if len(rest[0]) > full:
+                yield 1, [self._build.of([leaf[full:] for leaf in rest])]
 
-    def _cuts(self, length: int, left: int, group: int) -> Iterator[tuple[int, int]]:
-        """Where each group starts, and how many batches it has: `group`, or one."""
-        at = 0
-        while at < length and left > 0:
-            count = group if at + group * self._size <= length and group <= left else 1
-            yield at, count
-            at += count * self._size
-            left -= count
+    def _stacked(self, leaves: Sequence[Any], group: int) -> Iterator[Batch]:
+        """Full batches, or groups of them, one after the other; NumPy cuts them, not Python."""
+        lead = (-1, self._size) if group == 1 else (-1, group, self._size)
+        return map(
+            self._build.of, zip(*(a.reshape(*lead, *a.shape[1:]) for a in leaves), strict=True)
+        )
 
 
 class Stream:
@@ -92,7 +94,7 @@ class Stream:
         self._batches: Iterator[Any] | None = None
         self.steps = steps or known
 
-    def epoch(self, group: int) -> Iterator[Group]:
+    def epoch(self, group: int) -> Iterator[Stretch]:
         return _grouped(map(unpacked, self._taken()), group)
 
     def _taken(self) -> Iterator[Any]:
@@ -166,25 +168,30 @@ class _PyDataset(Stream):
         self._adapter = adapter
         super().__init__(lambda: iter(adapter.get_numpy_iterator()), steps, adapter.num_batches)
 
-    def epoch(self, group: int) -> Iterator[Group]:
+    def epoch(self, group: int) -> Iterator[Stretch]:
         self._adapter.on_epoch_begin()
         yield from super().epoch(group)
         self._adapter.on_epoch_end()
 
 
-def _grouped(batches: Iterable[Batch], group: int) -> Iterator[Group]:
+def _grouped(batches: Iterable[Batch], group: int) -> Iterator[Stretch]:
     """Batches of one shape stacked by `group`; what is left over goes one by one."""
     if group == 1:
-        yield from ((1, batch) for batch in batches)
+        yield 1, batches
         return
     iterator = iter(batches)
     while taken := list(itertools.islice(iterator, group)):
         shapes = {tuple(np.shape(a) for a in tree.flatten(batch)) for batch in taken}
         if len(taken) == group and len(shapes) == 1:
-            stacked = tree.map_structure(lambda *a: np.stack([as_numpy(x) for x in a]), *taken)
-            yield group, stacked
+            yield group, [_stack(taken)]
         else:
-            yield from ((1, batch) for batch in taken)
+            yield 1, taken
+
+
+def _stack(batches: Sequence[Batch]) -> Batch:
+    arrays = [in_memory(batch) for batch in batches]
+    stacked: Batch = tree.map_structure(lambda *a: None if a[0] is None else np.stack(a), *arrays)
+    return stacked
 
 
 def _is_source(x: Any) -> bool:

@@ -74,7 +74,7 @@ class Fetch:
                 found["gradient_norm"] = global_norm(plain)
             if self._update or "updates" in self._groups:
                 before = [v.value + 0 for v in variables]
-                recipe.optimizer.apply(gradients, trained)
+                steps.apply(gradients)
                 found["updates"] = {
                     v.path: v.value - old for v, old in zip(variables, before, strict=True)
                 }

@@ -16,6 +16,7 @@ from trainstep._function import Function
 from trainstep._inspect import Inspector
 from trainstep._ledger import Events, merged
 from trainstep._logs import Logs, LogsAt
+from trainstep._optimizer import make_known
 from trainstep._recipe import Recipe
 from trainstep._step import Steps
 
@@ -98,7 +99,7 @@ class Functions:
         *,
         repeat: int = 0,
         inlined: Callable[..., Any] | None = None,
-        check: Check | None = None,
+        check: Callable[..., None] | None = None,
     ) -> Function[..., Any]:
         return Function(
             fn,
@@ -109,13 +110,21 @@ class Functions:
             check=check,
         )
 
-    def _check(self, method: str, *, targets: bool, values: bool = True) -> Check:
-        return Check(
+    def _check(self, method: str, *, targets: bool, values: bool = True) -> Callable[..., None]:
+        """What happens before a step is traced."""
+        check = Check(
             self._model,
             f"Trainer.{method}",
             takes_targets=targets and self._recipe.takes_targets,
             values=values and self._settings.check_values,
         )
+
+        def prepare(*batch: Any) -> None:
+            check(*batch)
+            if self._model.built:
+                make_known(self._recipe.optimizer, self._model.trainable_variables)
+
+        return prepare
 
     def ledger(self) -> Events:
         """Every trace of these steps."""
@@ -133,18 +142,15 @@ class Runner:
 
     def __init__(self, functions: Functions, kind: str, classes: Any = None) -> None:
         self._functions, self._kind, self._classes = functions, kind, classes
-        self._one = functions.step(kind)
 
-    def run(self, batch: Batch) -> Logs:
-        """Runs one batch."""
-        x, y, weights = batch
-        return Logs(self._one(x, y, weights, self._classes))
-
-    def run_many(self, count: int, batches: Batch) -> Sequence[Logs]:
-        """Runs several batches, stacked, in one call."""
-        x, y, weights = batches
-        classes = self._classes
-        if classes is not None:
+    def calls(self, count: int) -> Callable[[Batch], Any]:
+        """What runs one batch, or a stack of `count` in one call."""
+        step, classes = self._functions.step(self._kind, 0 if count == 1 else count), self._classes
+        if classes is not None and count > 1:
             classes = np.broadcast_to(classes, (count, *classes.shape))
-        stacked = self._functions.step(self._kind, count)(x, y, weights, classes)
-        return [LogsAt(stacked, index) for index in range(count)]
+        return lambda batch: step(*batch, classes)
+
+    @staticmethod
+    def logs(values: dict[str, Any], count: int) -> Sequence[Logs]:
+        """The values after each of the batches of a call."""
+        return [Logs(values)] if count == 1 else [LogsAt(values, i) for i in range(count)]

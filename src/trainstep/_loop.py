@@ -6,6 +6,7 @@ The loop knows nothing of arrays or engines: a feed gives batches, a runner take
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 from trainstep._callbacks import Callbacks
@@ -20,12 +21,12 @@ Values = dict[str, Any]
 class Runner(Protocol):
     """What runs batches."""
 
-    def run(self, batch: Batch) -> Logs:
-        """Runs one batch."""
+    def calls(self, count: int) -> Callable[[Batch], Values]:
+        """What runs one batch, or a stack of `count` in one call; gives the values, as they are."""
         ...
 
-    def run_many(self, count: int, batches: Batch) -> Sequence[Logs]:
-        """Runs several batches, stacked, in one call; gives the values after each."""
+    def logs(self, values: Values, count: int) -> Sequence[Logs]:
+        """The values after each of the `count` batches of a call."""
         ...
 
 
@@ -39,28 +40,31 @@ def run_epoch(
     group: int = 1,
 ) -> tuple[int, Logs]:
     """Runs the batches of one epoch; gives their number and the values after the last."""
-    model = progress.model
     listens = callbacks.listens(kind)
-    step, values = 0, Logs()
-    for count, batch in feed.epoch(group):
-        if count == 1:
-            if listens:
+    watched = listens or progress.live
+    step, size, values = 0, 1, Values()
+    for count, batches in feed.epoch(group):
+        run, size = runner.calls(count), count
+        for batch in batches:
+            if listens and size == 1:
                 callbacks.batch_begin(kind, step)
-            values = runner.run(batch)
-            if listens:
-                callbacks.batch_end(kind, step, values)
-        else:
-            results = runner.run_many(count, batch)
-            values = results[-1]
-            if listens:
-                for offset, each in enumerate(results):
-                    callbacks.batch_begin(kind, step + offset)
-                    callbacks.batch_end(kind, step + offset, each)
-        step += count
-        progress.step(step, values)
-        if kind == "train" and model.stop_training:
-            break
-    return step, values
+            values = run(batch)
+            step += size
+            if watched:
+                if listens:
+                    _tell(kind, step - size, runner.logs(values, size), callbacks)
+                progress.step(step, lambda: runner.logs(values, size)[-1])  # noqa: B023
+                if progress.model.stop_training and kind == "train":
+                    return step, runner.logs(values, size)[-1]
+    return step, runner.logs(values, size)[-1]
+
+
+def _tell(kind: str, step: int, logs: Sequence[Logs], callbacks: Callbacks) -> None:
+    """Tells callbacks of batches that have run; of the begin of several, only now."""
+    for offset, each in enumerate(logs):
+        if len(logs) > 1:
+            callbacks.batch_begin(kind, step + offset)
+        callbacks.batch_end(kind, step + offset, each)
 
 
 def fit(
@@ -124,11 +128,12 @@ def predict(
     outputs = []
     callbacks.tell("predict_begin", {})
     progress.start_epoch(0, feed.steps)
-    for count, (_, (x, _, _)) in enumerate(feed.epoch(1)):
+    batches = chain.from_iterable(batches for _, batches in feed.epoch(1))
+    for count, (x, _, _) in enumerate(batches):
         callbacks.batch_begin("predict", count)
         outputs.append(step(x))
         callbacks.batch_end("predict", count, {"outputs": outputs[-1]})
-        progress.step(count + 1, Logs())
+        progress.step(count + 1, Logs)
     if not outputs:
         raise no_data("Trainer.predict")
     callbacks.tell("predict_end", {})

@@ -14,7 +14,13 @@ _INTERVAL = 0.1  # seconds between two drawings
 
 
 class Progress:
-    """Shows nothing."""
+    """Shows nothing.
+
+    Attributes:
+        live: Whether it wants to hear of steps.
+    """
+
+    live = False
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -22,7 +28,7 @@ class Progress:
     def start_epoch(self, epoch: int, steps: int | None) -> None:
         """An epoch begins."""
 
-    def step(self, step: int, values: dict[str, Any]) -> None:
+    def step(self, step: int, logs: Callable[[], dict[str, Any]]) -> None:
         """So many steps of the epoch are done."""
 
     def end_epoch(self, logs: dict[str, Any]) -> None:
@@ -46,6 +52,8 @@ class Bar(Progress):
         retraces: Gives how often a step was traced again so far, and why the last time.
         lines: Whether to print a line per epoch even on a terminal.
     """
+
+    live = True
 
     def __init__(
         self,
@@ -89,13 +97,13 @@ class Bar(Progress):
         name = f"{self._epoch}/{self._epochs}"
         self._task = self._bar.add_task("", total=self._steps, epoch=name, state="")
 
-    def step(self, step: int, values: dict[str, Any]) -> None:
+    def step(self, step: int, logs: Callable[[], dict[str, Any]]) -> None:
         self._done = step
         now = time.perf_counter()
         if now < self._next:
             return
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, state=self._state(values))
+            self._bar.update(self._task, completed=step, state=self._state(logs()))
             self._bar.refresh()
         self._next = time.perf_counter() + _INTERVAL
 

@@ -17,6 +17,7 @@ from keras import ops, tree
 
 from trainstep._errors import ArgumentError
 from trainstep._grad import clip_by_global_norm
+from trainstep._optimizer import innermost
 
 _PARTS = ("optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker", "loss", "compiled")
 
@@ -52,7 +53,7 @@ class Recipe:
                 "pass `optimizer=` and `loss=`, or call `model.compile` first",
             )
         if accumulate > 1:
-            _accumulate(self._inner(model.optimizer), accumulate)
+            _accumulate(innermost(model.optimizer), accumulate)
         self._parts = {name: getattr(model, name, None) for name in _PARTS}
         self.fresh = keras.Variable(True, dtype="bool", trainable=False, name="fresh")
         self.clip_norm: Any = None if clip_norm is None else _value(clip_norm, "clip_norm")
@@ -85,7 +86,7 @@ class Recipe:
         before = {name: own.get(name) for name in _PARTS}
         own.update(self._parts)
         limit = self.clip_norm
-        clipped = self._inner(self.optimizer) if limit is not None else None
+        clipped = innermost(self.optimizer) if limit is not None else None
         if clipped is not None:
             # Where Keras clips: unscaled, accumulated gradients.
             clipped._clip_gradients = lambda grads: clip_by_global_norm(
@@ -109,7 +110,7 @@ class Recipe:
 
     def scale(self) -> Any:
         """What the loss is multiplied by before it is differentiated; None for nothing."""
-        if self.optimizer is self._inner(self.optimizer) and not self.optimizer.loss_scale_factor:
+        if self.optimizer is innermost(self.optimizer) and not self.optimizer.loss_scale_factor:
             return None
         return self.optimizer.scale_loss(ops.ones(()))
 
@@ -144,10 +145,6 @@ class Recipe:
         pairs = zip(tree.flatten(self.loss_weights), tree.flatten(weights), strict=True)
         for variable, weight in pairs:
             variable.assign(weight)
-
-    @staticmethod
-    def _inner(optimizer: Any) -> Any:
-        return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _accumulate(optimizer: Any, steps: int) -> None:

@@ -34,7 +34,7 @@ class Steps:
         with recipe.lent():
             weights = weighted_by_class(y, weights, classes)
             (y_pred, _), _, gradients = self.backward(x, y, weights, fresh=fresh)
-            recipe.optimizer.apply(gradients, model.trainable_variables)
+            self.apply(gradients)
             return dict(model.compute_metrics(x, y, y_pred, sample_weight=weights))
 
     def test(self, x: Any, y: Any, weights: Any, classes: Any, fresh: Any) -> Values:
@@ -62,6 +62,11 @@ class Steps:
             loss_of, lambda: model.trainable_variables, has_aux=True
         )()
         return outputs, loss, gradients
+
+    def apply(self, gradients: list[Any]) -> None:
+        """Updates the weights by their gradients."""
+        variables = self._model.trainable_variables
+        self._recipe.optimizer.apply(gradients, variables)
 
     def measured(
         self, x: Any, y: Any, y_pred: Any, weights: Any, fresh: Any, *, training: bool
