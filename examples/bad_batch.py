@@ -1,8 +1,8 @@
-"""One sample is corrupt, and the loss turns into NaN. Which batch was it, and where did it begin?
+"""Finds the batch that turns the loss into NaN, and the layer where that begins.
 
-`trainer.run` computes the loss and the norm of the gradient of a batch and changes nothing, so a
-batch can be tried before it is trained on. `trainer.inspect` goes through it layer by layer, and
-names the first place where a number is not finite.
+One sample is corrupt. `trainer.run` computes the loss and the norm of the gradient of a batch and
+changes nothing, so a batch can be tried before it is trained on. `trainer.inspect` goes through it
+layer by layer, and names the first place where a number is not finite.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ class Log(layers.Layer):
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:
-    """Positive amounts and the logarithm of their product; one amount lost its sign on the way."""
+    """Positive amounts and the logarithm of their product; one has a wrong sign."""
     numbers = np.random.default_rng(0)
     x = numbers.lognormal(size=(BATCH * BATCHES, 4)).astype("float32")
     y = np.log(x).sum(axis=-1, keepdims=True)
@@ -39,14 +39,13 @@ def main() -> tuple[ts.Trainer, ts.Inspection, list[int]]:
     model = keras.Sequential(
         [
             keras.Input((4,)),
-            layers.Dense(4, use_bias=False, kernel_initializer="identity", name="mix"),
+            layers.Rescaling(0.5, name="halve"),
             Log(name="log"),
             layers.Dense(16, activation="relu", name="hidden"),
             layers.Dense(1, name="sum"),
         ],
         name="amounts",
     )
-    model.get_layer("mix").trainable = False
     trainer = ts.Trainer(model, optimizer=keras.optimizers.Adam(1e-2), loss="mse")
 
     bad = []

@@ -15,7 +15,7 @@ from keras import layers, ops
 import trainstep as ts
 
 CELLS, LIMIT = 8, 40  # an episode is given up after so many moves
-EPISODES, BATCH, DISCOUNT = 40, 32, 0.95
+EPISODES, BATCH, DISCOUNT, COST = 80, 32, 0.9, 0.05
 STATES = np.eye(CELLS, dtype="float32")
 MOVES = np.eye(2, dtype="float32")  # left, right
 
@@ -24,7 +24,7 @@ def move(cell: int, action: int) -> tuple[int, float, bool]:
     """The corridor: the next cell, the reward, and whether that was the end."""
     if action == 1 and cell == CELLS - 1:
         return cell, 1.0, True
-    return min(max(cell + (1 if action else -1), 0), CELLS - 1), -0.02, False
+    return min(max(cell + (1 if action else -1), 0), CELLS - 1), -COST, False
 
 
 def network(name: str) -> keras.Model:
@@ -96,7 +96,7 @@ def train(learner: Learner, numbers: np.random.Generator) -> int:
                     *(np.asarray(column, "float32") for column in zip(*rows, strict=True))
                 )
                 updates += 1
-                if updates % 25 == 0:
+                if updates % 20 == 0:
                     learner.sync()
             if ended:
                 break

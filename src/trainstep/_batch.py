@@ -119,7 +119,7 @@ class Check:
         specs = getattr(self._model, "inputs", None)
         if not specs:
             return
-        given = tree.flatten(x)
+        given = [array for _, array in _leaves("x", x, self._function)]
         if isinstance(x, dict):
             names = getattr(self._model, "input_names", None) or [s.name for s in specs]
             missing = [name for name in names if name not in x]
@@ -130,7 +130,7 @@ class Check:
                     f"only {', '.join(map(repr, x))}",
                     f"add {', '.join(map(repr, missing))}",
                 )
-            given = [x[name] for name in names] if not missing else given
+            given = given if missing else [np.asarray(x[name]) for name in names]
         if len(given) < len(specs):
             raise self._error(
                 "x",
@@ -142,7 +142,7 @@ class Check:
             if array is not None and not _fits(spec.shape, np.shape(array)):
                 raise self._error(
                     "x" if len(specs) == 1 else f"x ({spec.name})",
-                    f"shape {_text(spec.shape)}, as the model's input {spec.name!r}",
+                    f"shape {_text((None, *spec.shape[1:]))}, as the model's input {spec.name!r}",
                     f"shape {_text(np.shape(array))}",
                     "reshape the batch, or build the model for this shape",
                 )
@@ -240,7 +240,8 @@ def _fits(spec: Any, shape: Any) -> bool:
     elif len(shape) == len(spec) - 1 and spec[-1] == 1:
         shape = (*shape, 1)
     return len(shape) == len(spec) and all(
-        want is None or got is None or want == got for want, got in zip(spec, shape, strict=True)
+        want is None or got is None or want == got
+        for want, got in zip(spec[1:], shape[1:], strict=True)
     )
 
 

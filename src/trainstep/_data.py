@@ -137,8 +137,7 @@ def feed(
     shuffle: bool = False,
 ) -> Feed:
     """The feed of whatever a person may pass as data."""
-    if y is None and isinstance(x, tuple) and 2 <= len(x) <= 3 and not _is_source(x[0]):
-        x, y, weights = unpacked(x)
+    x, y, weights = apart(x, y, weights)
     if not _is_source(x):
         return Arrays((x, y, weights), batch_size, steps, shuffle)
     if y is not None or weights is not None:
@@ -156,6 +155,13 @@ def feed(
     if isinstance(x, Iterator):
         return Stream(lambda: x, steps)
     return Stream(lambda: iter(x), steps, _length(x))
+
+
+def apart(x: Any, y: Any, weights: Any) -> Batch:
+    """The same, with `(x, y)` and `(x, y, sample_weight)` in place of x taken apart."""
+    if y is None and isinstance(x, tuple) and 2 <= len(x) <= 3 and not _is_source(x[0]):
+        return unpacked(x)
+    return x, y, weights
 
 
 class _PyDataset(Stream):
@@ -237,7 +243,15 @@ def _converted(x: Any) -> Any:
 
 def split(batch: Batch, fraction: float) -> tuple[Batch, Batch]:
     """The first and the last part of arrays: for training and for validation."""
-    batch = in_memory(batch)
+    if _is_source(batch[0]):
+        raise ArgumentError(
+            "Trainer.fit",
+            "validation_split",
+            "arrays, which can be cut",
+            f"a {type(batch[0]).__name__}",
+            "pass `validation_data`",
+        )
+    batch = in_memory(apart(*batch))
     count = len(tree.flatten(batch)[0])
     at = math.floor(count * (1.0 - fraction))
     if not 0 < at < count:

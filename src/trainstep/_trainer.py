@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -269,34 +269,20 @@ class Trainer:
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = split((x, y, sample_weight), validation_split)
         source = feed(
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            steps=steps_per_epoch,
-            shuffle=shuffle,
+            x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle
         )
-        last = epochs
-        params = {"epochs": last, "steps": source.steps, "verbose": int(bool(progress))}
-        with self._recipe.lent(), self._bar(progress, last) as bar, self._metrics_running(True):
+        params = {"epochs": epochs, "steps": source.steps, "verbose": int(bool(progress))}
+        with self._recipe.lent(), self._bar(progress, epochs) as bar, self._metrics_running(True):
             called = Callbacks(callbacks, self.model, history=True, **params)
-            validate = None
-            if validation_data is not None:
-                checked = feed(
-                    validation_data,
-                    batch_size=validation_batch_size or batch_size,
-                    steps=validation_steps,
-                )
-                tester = Runner(self._functions, "test")
-                validate = lambda: _loop.evaluate(  # noqa: E731
-                    self, tester, checked, called, Progress(self.model)
-                )
+            validate = self._validation(
+                validation_data, validation_batch_size or batch_size, validation_steps, called
+            )
             try:
                 _loop.fit(
                     self,
                     Runner(self._functions, "train", classes),
                     source,
-                    epochs=range(initial_epoch, last),
+                    epochs=range(initial_epoch, epochs),
                     group=steps_per_call,
                     callbacks=called,
                     progress=bar,
@@ -304,9 +290,18 @@ class Trainer:
                     validate_at=lambda epoch: _due(epoch, validation_freq),
                 )
             finally:
-                if last > initial_epoch and self.optimizer.built:
+                if epochs > initial_epoch and self.optimizer.built:
                     self.optimizer.finalize_variable_values(self.model.trainable_weights)
         return self.model.history
+
+    def _validation(
+        self, data: Any, batch_size: int | None, steps: int | None, callbacks: Callbacks
+    ) -> Callable[[], dict[str, Any]] | None:
+        if data is None:
+            return None
+        source = feed(data, batch_size=batch_size, steps=steps)
+        runner, silent = Runner(self._functions, "test"), Progress(self.model)
+        return lambda: _loop.evaluate(self, runner, source, callbacks, silent)
 
     def evaluate(
         self,

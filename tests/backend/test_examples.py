@@ -75,7 +75,7 @@ def test_dqn_walks_out_of_the_corridor(capsys: pytest.CaptureFixture[str]) -> No
 
     before, after, traces = example.main()
 
-    shortest = 1.0 - 0.02 * (example.CELLS - 1)
+    shortest = 1.0 - example.COST * (example.CELLS - 1)
     assert before < 0
     assert after == pytest.approx(shortest)
     assert traces == {"values": 1, "update": 1, "sync": 1}

@@ -311,9 +311,9 @@ def test_several_steps_per_call(steps: int, make: Callable[[], keras.Model]) -> 
     """The same numbers, whether or not the steps divide the six batches, of which one is short."""
     seen: dict[int, list[tuple[int, dict[str, float]]]] = {1: [], steps: []}
     histories, trainers = [], []
-    for k in seen:
+    for k, heard in seen.items():
         record = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda i, logs, seen=seen[k]: seen.append((i, dict(logs)))
+            on_train_batch_end=lambda i, logs, heard=heard: heard.append((i, dict(logs)))
         )
         trainer = twins(make, regression)[1]
         history = trainer.fit(
@@ -383,9 +383,7 @@ def test_shuffle_is_the_default_for_arrays_only() -> None:
     other.fit(X, Y, batch_size=4, shuffle=False, progress=False)
     assert_same(trainer.model.weights, other.model.weights, EXACT, EXACT)
     tied = twins(mlp, regression)[1]
-    zeros = keras.ops.zeros_like
-    for weight in tied.model.weights:
-        weight.assign(zeros(weight))
+    tied.model.set_weights([np.zeros(w.shape) for w in tied.model.weights])
     tied.optimizer.learning_rate = 0.0
     rows = np.arange(22, dtype="float32")
     y = np.stack([rows, rows], axis=1)
