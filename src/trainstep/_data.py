@@ -24,7 +24,7 @@ from trainstep._outputs import take_out
 Batch = tuple[Any, Any, Any]
 Stretch = tuple[int, Iterable[Batch]]
 
-_CHUNK = 1 << 22  # bytes that are shuffled at once: a batch is then a slice, not a gather
+_CHUNK = 1 << 20  # bytes that are shuffled at once: a batch is then a slice, not a gather
 
 
 class Feed(Protocol):

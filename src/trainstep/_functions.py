@@ -51,7 +51,8 @@ class Functions:
         fresh = self._recipe.fresh
 
         def run(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
-            return step(x, y, sample_weight, class_weight, fresh.value)
+            # Several in one call are steps of a `fit`, whose metrics run on.
+            return step(x, y, sample_weight, class_weight, False if repeat else fresh.value)
 
         def nested(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
             return Nested(step(x, y, sample_weight, class_weight, True))

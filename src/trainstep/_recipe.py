@@ -82,25 +82,19 @@ class Recipe:
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
         """Lends the recipe to the model."""
-        own = vars(self.model)
-        before = {name: own.get(name) for name in _PARTS}
-        own.update(self._parts)
-        limit = self.clip_norm
-        clipped = innermost(self.optimizer) if limit is not None else None
-        if clipped is not None:
-            # Where Keras clips: unscaled, accumulated gradients.
-            clipped._clip_gradients = lambda grads: clip_by_global_norm(
-                type(clipped)._clip_gradients(clipped, grads), limit.value
+        limit, optimizer = self.clip_norm, innermost(self.optimizer)
+        clip = {}
+        if limit is not None:  # where Keras clips: unscaled, accumulated gradients
+            clip["_clip_gradients"] = lambda grads: clip_by_global_norm(
+                type(optimizer)._clip_gradients(optimizer, grads), limit.value
             )
-        try:
+        with _replaced(self.model, self._parts), _replaced(optimizer, clip):
             yield
-        finally:
-            own.update(before)
-            if clipped is not None:
-                del clipped._clip_gradients
 
     def start_metrics(self, fresh: Any) -> None:
-        """Resets the metrics where `fresh` (True, or a tensor) is true."""
+        """Resets the metrics where `fresh` (True, False, or a tensor) is true."""
+        if fresh is False:
+            return
         variables = [v for metric in self.model.metrics for v in metric.variables]
         before = [v.value for v in variables]
         self.model.reset_metrics()
@@ -145,6 +139,20 @@ class Recipe:
         pairs = zip(tree.flatten(self.loss_weights), tree.flatten(weights), strict=True)
         for variable, weight in pairs:
             variable.assign(weight)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
+    """Gives an object other attributes for a while, past what its class makes of setting them."""
+    own = vars(owner)
+    before = {name: own[name] for name in attributes if name in own}
+    own.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            own.pop(name, None)
+        own.update(before)
 
 
 def _accumulate(optimizer: Any, steps: int) -> None:

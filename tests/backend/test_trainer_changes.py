@@ -103,10 +103,7 @@ def test_loss_weights(structure: type) -> None:
         assert_logs(trainer.train_on_batch(X, y), made_so.train_on_batch(X, y), EXACT)
         assert_same(trainer.model.weights, made_so.model.weights, EXACT, EXACT)
         assert_logs(trainer.test_on_batch(X, y), made_so.test_on_batch(X, y), EXACT)
-    assert [event.function for event in trainer.ledger] == [
-        event.function for event in made_so.ledger
-    ]
-    assert trainer.trace_count == 2  # one to train, one to test
+    assert [event.function.split(".")[-1] for event in trainer.ledger] == ["train", "test"]
 
 
 def test_loss_weights_of_another_structure() -> None:

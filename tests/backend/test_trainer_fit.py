@@ -305,8 +305,7 @@ def test_tuples_of_arrays() -> None:
         assert_twins(trainer, theirs, EXACT)
 
 
-@pytest.mark.parametrize("steps", [2, 4, 50])
-@pytest.mark.parametrize("make", [random_layers, mlp])
+@pytest.mark.parametrize(("steps", "make"), [(2, random_layers), (4, random_layers), (50, mlp)])
 def test_several_steps_per_call(steps: int, make: Callable[[], keras.Model]) -> None:
     """The same numbers, whether or not the steps divide the six batches, of which one is short."""
     seen: dict[int, list[tuple[int, dict[str, float]]]] = {1: [], steps: []}
