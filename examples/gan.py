@@ -15,7 +15,7 @@ from keras import layers, ops
 
 import trainstep as ts
 
-NOISE, BATCH, STEPS = 4, 128, 1500
+NOISE, BATCH, STEPS = 4, 64, 2000
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Gan:
 
 
 def network(name: str, inputs: int) -> keras.Model:
-    hidden = [layers.Dense(32, activation="leaky_relu") for _ in range(2)]
+    hidden = [layers.Dense(20, activation="leaky_relu") for _ in range(2)]
     return keras.Sequential([keras.Input((inputs,)), *hidden, layers.Dense(1)], name=name)
 
 

@@ -21,7 +21,7 @@ class Steps:
     """The steps of one model, trained by one recipe.
 
     `x`, `y` and `weights` are what a Keras data set yields; `classes` is an array of weights by
-    class, or None. `fresh` says whether metrics start anew with the batch: True, False, or a tensor.
+    class, or None. `fresh` tells whether metrics start anew: True, False, or a tensor.
     """
 
     def __init__(self, model: Any, recipe: Recipe) -> None:

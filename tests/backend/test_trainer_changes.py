@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers import assert_same, host, normal, values_of
 from keras import layers
-from twins import assert_logs, assert_twins, compiled, mlp, regression, twins
+from twins import assert_logs, assert_twins, compiled, lone, mlp, regression, twins
 
 import trainstep as ts
 
@@ -41,7 +41,7 @@ def length(arrays: list[np.ndarray]) -> float:
 
 
 def test_learning_rate() -> None:
-    trainer = twins(mlp, plain)[1]
+    trainer = lone(mlp, plain)
     first = moved(trainer)
     trainer.optimizer.learning_rate = 0.2
     for a, b in zip(moved(trainer), first, strict=True):
@@ -64,7 +64,7 @@ def test_learning_rate_as_keras_reads_it() -> None:
 
 def test_clip_norm() -> None:
     """A step of plain SGD is as long as the rate times the clipped norm."""
-    trainer = twins(mlp, plain, clip_norm=0.1)[1]
+    trainer = lone(mlp, plain, clip_norm=0.1)
     assert trainer.clip_norm == pytest.approx(0.1)
     assert length(moved(trainer)) == pytest.approx(0.05 * 0.1, rel=1e-4)
     trainer.clip_norm = 0.02
@@ -74,7 +74,7 @@ def test_clip_norm() -> None:
     free = length(moved(trainer))
     assert free > 0.05 * 0.1
     assert trainer.trace_count == 1
-    assert free == pytest.approx(length(moved(twins(mlp, plain)[1])), rel=1e-4)
+    assert free == pytest.approx(length(moved(lone(mlp, plain))), rel=1e-4)
 
 
 def two_outputs() -> keras.Model:
@@ -94,10 +94,10 @@ def test_loss_weights(structure: type) -> None:
         return lambda: {"optimizer": "sgd", "loss": losses, "loss_weights": weights(p, q)}
 
     y = [Y, -Y] if structure is list else {"p": Y, "q": -Y}
-    trainer = twins(two_outputs, arguments(1.0, 0.5))[1]
+    trainer = lone(two_outputs, arguments(1.0, 0.5))
     trainer.train_on_batch(X, y)
     for p, q in ((0.0, 3.0), (2.5, 0.1)):
-        made_so = twins(two_outputs, arguments(p, q))[1]
+        made_so = lone(two_outputs, arguments(p, q))
         made_so.model.set_weights(trainer.model.get_weights())
         trainer.loss_weights = weights(p, q)
         assert_logs(trainer.train_on_batch(X, y), made_so.train_on_batch(X, y), EXACT)
@@ -116,7 +116,7 @@ def test_loss_weights_of_another_structure() -> None:
 
 def test_frozen_layer() -> None:
     """One trace, which says why; then back to the first program."""
-    trainer = twins(mlp, regression)[1]
+    trainer = lone(mlp, regression)
     trainer.train_on_batch(X, Y)
     layer = trainer.model.get_layer("h")
     layer.trainable = False
@@ -166,7 +166,7 @@ def test_frozen_before_fit_of_a_compiled_model() -> None:
 
 
 def test_batches_and_fit_share_programs() -> None:
-    trainer = twins(mlp, regression)[1]
+    trainer = lone(mlp, regression)
     trainer.fit(X, Y, batch_size=4, epochs=2, validation_data=(X, Y), progress=False)
     traced = trainer.trace_count
     assert traced == 2
@@ -175,7 +175,7 @@ def test_batches_and_fit_share_programs() -> None:
     trainer.evaluate(X, Y, batch_size=4)
     trainer.fit(X, Y, batch_size=4, progress=False)
     assert trainer.trace_count == traced
-    other = twins(mlp, regression)[1]
+    other = lone(mlp, regression)
     other.train_on_batch(X[:4], Y[:4])
     other.fit(X, Y, batch_size=4, progress=False)
     assert other.trace_count == 1
@@ -198,7 +198,7 @@ def test_fit_after_batches_starts_its_means_anew() -> None:
 
 
 def test_weights_set_from_outside() -> None:
-    trainer = twins(mlp, regression)[1]
+    trainer = lone(mlp, regression)
     first = dict(trainer.test_on_batch(X, Y))
     start = trainer.model.get_weights()
     for _ in range(3):
@@ -210,7 +210,7 @@ def test_weights_set_from_outside() -> None:
 
 
 def test_max_traces() -> None:
-    trainer = twins(mlp, regression, max_traces=1)[1]
+    trainer = lone(mlp, regression, max_traces=1)
     trainer.train_on_batch(X, Y)
     before = values_of(trainer.model.weights)
     with pytest.raises(ts.RetraceLimitError):
@@ -221,7 +221,7 @@ def test_max_traces() -> None:
 
 def test_two_thousand_batches_leave_nothing() -> None:
     """Neither objects nor memory of the process pile up with the calls."""
-    trainer = twins(mlp, regression)[1]
+    trainer = lone(mlp, regression)
     for _ in range(50):
         trainer.train_on_batch(X, Y)["loss"]
     gc.collect()

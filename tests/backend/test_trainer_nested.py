@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers import assert_same, normal, values_of
 from keras import layers, ops
-from twins import assert_logs, assert_twins, mlp, regression, twins
+from twins import assert_logs, assert_twins, lone, mlp, regression
 
 import trainstep as ts
 
@@ -38,7 +38,7 @@ def random_layers() -> keras.Model:
 
 @pytest.mark.parametrize("build", [mlp, random_layers])
 def test_nested_equals_plain(build: Any) -> None:
-    trainer, other = twins(build, regression)[1], twins(build, regression)[1]
+    trainer, other = lone(build, regression), lone(build, regression)
 
     @ts.function
     def step(x: Any, y: Any) -> Any:
@@ -55,7 +55,7 @@ def test_nested_equals_plain(build: Any) -> None:
 
 
 def test_nested_values_are_tensors_to_compute_with() -> None:
-    trainer, other = twins(mlp, regression)[1], twins(mlp, regression)[1]
+    trainer, other = lone(mlp, regression), lone(mlp, regression)
 
     @ts.function
     def step(x: Any, y: Any) -> Any:
@@ -68,7 +68,7 @@ def test_nested_values_are_tensors_to_compute_with() -> None:
 
 def test_two_updates_of_one_model_in_a_step() -> None:
     """The second sees the weights that the first left; values are of each batch alone."""
-    trainer, other = twins(mlp, regression)[1], twins(mlp, regression)[1]
+    trainer, other = lone(mlp, regression), lone(mlp, regression)
 
     @ts.function
     def step(x: Any, y: Any) -> Any:
@@ -92,7 +92,7 @@ def test_nested_weights_of_samples_and_classes() -> None:
         loss = "sparse_categorical_crossentropy"
         return {"optimizer": "sgd", "loss": loss, "weighted_metrics": ["accuracy"]}
 
-    trainer, other = twins(build, arguments)[1], twins(build, arguments)[1]
+    trainer, other = lone(build, arguments), lone(build, arguments)
     classes = {0: 0.5, 1: 2.0, 2: 3.0}
 
     @ts.function
@@ -164,7 +164,7 @@ def test_two_trainers_in_one_step() -> None:
 
 
 def test_nested_test_and_predict() -> None:
-    trainer = twins(mlp, regression)[1]
+    trainer = lone(mlp, regression)
     before = values_of(trainer.model.weights)
 
     @ts.function
@@ -179,7 +179,7 @@ def test_nested_test_and_predict() -> None:
 
 def test_changes_reach_the_nested_step() -> None:
     """The rate and the limit are values to the program around the step, too."""
-    trainer, other = (twins(mlp, regression, clip_norm=0.5)[1] for _ in range(2))
+    trainer, other = (lone(mlp, regression, clip_norm=0.5) for _ in range(2))
 
     @ts.function
     def step(x: Any, y: Any) -> Any:
@@ -196,7 +196,7 @@ def test_changes_reach_the_nested_step() -> None:
 
 
 def test_failed_step_around_changes_nothing() -> None:
-    trainer = twins(mlp, regression)[1]
+    trainer = lone(mlp, regression)
     trainer.train_on_batch(X, Y)
     before = values_of([*trainer.model.variables, *trainer.optimizer.variables])
 
@@ -216,7 +216,7 @@ def test_plain_tf_function(backend: str) -> None:
         pytest.skip("tf.function is TensorFlow's")
     import tensorflow as tf
 
-    trainer, other = twins(random_layers, regression)[1], twins(random_layers, regression)[1]
+    trainer, other = lone(random_layers, regression), lone(random_layers, regression)
     trainer.train_on_batch(*batch(9))
     other.train_on_batch(*batch(9))
 
