@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 QUIET := TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0
+# The tests compute with small arrays, on which torch's threads would only wait for each other.
+TESTING := $(QUIET) OMP_NUM_THREADS=1
 
 .PHONY: demo test test-jax test-tensorflow test-torch bench lint format clean
 
@@ -14,11 +16,11 @@ demo: $(VENV)/base.done
 test: $(VENV)/all.done
 	@for engine in jax tensorflow torch; do \
 	  echo "== $$engine"; \
-	  $(QUIET) KERAS_BACKEND=$$engine $(BIN)/python -m pytest || exit 1; \
+	  $(TESTING) KERAS_BACKEND=$$engine $(BIN)/python -m pytest || exit 1; \
 	done
 
 test-jax test-tensorflow test-torch: test-%: $(VENV)/all.done
-	$(QUIET) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)
+	$(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)
 
 bench: $(VENV)/all.done
 	$(QUIET) $(BIN)/python -m benchmarks.compare $(ARGS)

@@ -27,6 +27,9 @@ class BoundFunction:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__func__, name)
 
+    def __repr__(self) -> str:
+        return f"<bound {self.__func__!r} of {self.__self__!r}>"
+
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, BoundFunction)
