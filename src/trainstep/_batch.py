@@ -58,6 +58,15 @@ def class_table(class_weight: Mapping[int, float] | None, weights: Any) -> Any:
     return table
 
 
+def check_positive(function: str, **numbers: float | None) -> None:
+    """Refuses a number that has to be positive and is not; None is no number."""
+    for name, number in numbers.items():
+        if number is not None and not number > 0:
+            raise ArgumentError(
+                function, name, "a positive number", repr(number), "pass 1 or more, or leave it out"
+            )
+
+
 def check_lengths(function: str, x: Any, y: Any, weights: Any) -> list[tuple[str, Any]]:
     """The arrays of a batch, or of a whole data set, by name, once they have one length."""
     named = (("x", x), ("y", y), ("sample_weight", weights))
@@ -131,12 +140,13 @@ class Check:
                     f"add {', '.join(map(repr, missing))}",
                 )
             given = given if missing else [np.asarray(x[name]) for name in names]
-        if len(given) < len(specs):
+        if len(given) < len(specs) or (len(given) > len(specs) and not isinstance(x, dict)):
             raise self._error(
                 "x",
-                f"{len(specs)} inputs, {', '.join(repr(s.name) for s in specs)}",
-                f"{len(given)}",
-                "pass a list of arrays in this order, or a dict by these names",
+                f"{len(specs)} input{'s' * (len(specs) > 1)}, "
+                f"{', '.join(repr(s.name) for s in specs)}",
+                f"{len(given)} arrays",
+                "pass an array for each, in a list in this order, or in a dict by these names",
             )
         for spec, array in zip(specs, given, strict=False):
             if array is not None and not _fits(spec.shape, np.shape(array)):

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from trainstep._batch import check_lengths, is_number_list, unpacked
+from trainstep._batch import check_lengths, check_positive, is_number_list, unpacked
 from trainstep._errors import ArgumentError
 from trainstep._outputs import take_out
 
@@ -47,17 +47,15 @@ class Arrays:
         self._count = len(leaves[0])
         self._size = batch_size or (math.ceil(self._count / steps) if steps else 32)
         self._shuffle = shuffle
-        self._all = math.ceil(self._count / self._size)
-        self.steps: int | None = min(steps, self._all) if steps else self._all
+        self.steps: int | None = math.ceil(self._count / self._size)
 
     def epoch(self, group: int) -> Iterator[Stretch]:
         order = np.random.permutation(self._count) if self._shuffle else None
         row = sum(leaf[:1].nbytes for leaf in self._leaves)
         step = self._size * group
         chunk = step * max(1, _CHUNK // (row * step or 1))
-        stop = min(self._count, (self.steps or 0) * self._size)
-        for start in range(0, stop, chunk):
-            rows = slice(start, min(start + chunk, stop))
+        for start in range(0, self._count, chunk):
+            rows = slice(start, start + chunk)
             cut = [leaf[rows] if order is None else leaf[order[rows]] for leaf in self._leaves]
             whole = len(cut[0]) // step * step
             if whole:
@@ -68,6 +66,10 @@ class Arrays:
                 yield 1, self._stacked([leaf[:full] for leaf in rest], 1)
             if len(rest[0]) > full:
                 yield 1, [self._build.of([leaf[full:] for leaf in rest])]
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of one epoch, one by one."""
+        return itertools.chain.from_iterable(batches for _, batches in self.epoch(1))
 
     def _stacked(self, leaves: Sequence[Any], group: int) -> Iterator[Batch]:
         """Full batches, or groups of them, one after the other; NumPy cuts them, not Python."""
@@ -138,8 +140,10 @@ def feed(
 ) -> Feed:
     """The feed of whatever a person may pass as data."""
     x, y, weights = apart(x, y, weights)
+    check_positive("Trainer", batch_size=batch_size, steps_per_epoch=steps)
     if not _is_source(x):
-        return Arrays((x, y, weights), batch_size, steps, shuffle)
+        arrays = Arrays((x, y, weights), batch_size, steps, shuffle)
+        return arrays if steps in (None, arrays.steps) else Stream(arrays.batches, steps)
     if y is not None or weights is not None:
         raise ArgumentError(
             "Trainer",

@@ -101,7 +101,7 @@ def fit(
         if validate is not None and validate_at(epoch):
             logs.update({f"val_{name}": value for name, value in validate().items()})
         progress.end_epoch(logs)
-        callbacks.tell("epoch_end", epoch, logs)
+        callbacks.tell("epoch_end", epoch, dict(logs))  # theirs to add to
         if model.stop_training:
             break
     callbacks.tell("train_end", logs)

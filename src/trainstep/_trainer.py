@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops, tree
 
 from trainstep import _loop
-from trainstep._batch import class_table
+from trainstep._batch import check_positive, class_table
 from trainstep._callbacks import Callbacks
 from trainstep._data import feed, split
 from trainstep._errors import ArgumentError
@@ -72,6 +72,7 @@ class Trainer:
         check_values: bool = True,
     ) -> None:
         check_model(model)
+        check_positive("Trainer", clip_norm=clip_norm, accumulate=accumulate, max_traces=max_traces)
         self.model = model
         self._recipe = Recipe(
             model,
@@ -265,6 +266,7 @@ class Trainer:
         Returns:
             A Keras `History`.
         """
+        check_positive("Trainer.fit", steps_per_call=steps_per_call)
         classes = class_table(class_weight, sample_weight)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = split((x, y, sample_weight), validation_split)
