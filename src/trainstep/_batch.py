@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from keras import tree
 
 from trainstep._errors import ArgumentError
 
@@ -163,7 +162,7 @@ class Check:
                 "y", "targets, which the loss compares with", "None", "pass `y`, or (x, y) batches"
             )
         outputs = getattr(self._model, "outputs", None)
-        count = len(tree.flatten(y))
+        count = len(list(_leaves("y", y, self._function)))
         if classes is not None and count > 1:
             raise self._error(
                 "class_weight",
