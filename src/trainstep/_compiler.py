@@ -20,10 +20,11 @@ from trainstep._declared import Declared
 from trainstep._domain import domain_of
 from trainstep._engines import Engine, Executable, Options, Traced
 from trainstep._errors import ControlFlowError, RetraceLimitError, TrainstepError
-from trainstep._ledger import Ledger, TraceEvent, advice
+from trainstep._ledger import TraceEvent, advice
 from trainstep._outputs import Build, take_out
 from trainstep._parameters import Parameters
-from trainstep._program import Key, Program, Programs
+from trainstep._program import Key, Program
+from trainstep._sharing import shared
 from trainstep._signature import Change, Signature, nearest
 from trainstep._state import Recorder, deferred_constants
 from trainstep._tuning import Tuned
@@ -51,8 +52,8 @@ class Compiler:
         self.name = name
         self.parameters = Parameters(fn)
         self.arguments = Arguments(engine)
-        self.programs = Programs()
-        self.ledger = Ledger(name)
+        settings = (options, engine.name, max_traces, declared and repr(declared))
+        self.programs, self.ledger = shared(fn, name, settings)
         self._fn = fn
         self._engine = engine
         self._options = options

@@ -28,6 +28,9 @@ class Declared:
         self._names = names
         self._specs = [*signature, *[None] * (len(names) - len(signature))]
 
+    def __repr__(self) -> str:
+        return f"Declared({self._specs!r})"
+
     def conform(self, values: Sequence[Any]) -> list[Any]:
         """The values with numbers and lists of numbers made arrays of the declared dtype.
 

@@ -633,3 +633,67 @@ def test_loss_scaling_works_in_a_step_of_ones_own(inner: str, built: bool) -> No
     np.testing.assert_array_equal(host(w), before)  # skipped
     assert float(host(scaled.dynamic_scale)) == 2048.0
     assert int(host(scaled.iterations)) == 4
+
+
+def train(model: Any, data: Any, optimizer: Any, loss: Any, *, scale: float = 1.0) -> Any:
+    """A loop as people write it: the step is made anew at every call."""
+
+    @ts.function
+    def step(x: Any, y: Any) -> Any:
+        value, gradients = ts.value_and_grad(
+            lambda: loss(y, model(x, training=True)) * scale, model.trainable_variables
+        )()
+        optimizer.apply(gradients, model.trainable_variables)
+        return value
+
+    for x, y in data:
+        step(x, y)
+    return step
+
+
+def test_a_step_made_again_around_the_same_model_reuses_its_program() -> None:
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    data = [(np.ones((4, 3), "float32"), np.ones((4, 1), "float32"))]
+    optimizer, loss = keras.optimizers.Adam(), keras.losses.MeanSquaredError()
+    first = train(model, data, optimizer, loss)
+    weights = model.get_weights()
+    second = train(model, data, optimizer, loss)
+    assert first is not second
+    assert second.trace_count == 1
+    assert np.abs(model.get_weights()[0] - weights[0]).max() > 0
+    assert train(model, data, optimizer, loss, scale=2.0).ledger is not first.ledger
+    assert train(model, data, keras.optimizers.SGD(), loss).ledger is not first.ledger
+    other = keras.models.clone_model(model)
+    assert train(other, data, keras.optimizers.Adam(), loss).ledger is not first.ledger
+
+
+def test_a_step_around_something_that_may_change_is_traced_anew() -> None:
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    x = np.ones((4, 3), "float32")
+
+    def ask(settings: dict[str, float]) -> float:
+        @ts.function
+        def step(x: Any) -> Any:
+            return keras.ops.sum(model(x)) * 0 + settings["value"]
+
+        return float(step(x))
+
+    settings = {"value": 1.0}
+    assert ask(settings) == 1.0
+    settings["value"] = 2.0
+    assert ask(settings) == 2.0
+
+
+def test_shared_programs_go_with_what_they_were_made_for() -> None:
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    data = [(np.ones((4, 3), "float32"), np.ones((4, 1), "float32"))]
+    loss = keras.losses.MeanSquaredError()
+    before = len(ts.ledger())
+    for _ in range(3):
+        train(model, data, keras.optimizers.SGD(), loss)
+        gc.collect()
+    assert len(ts.ledger()) <= before + 1
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

@@ -220,7 +220,7 @@ def test_max_traces() -> None:
 
 
 def test_two_thousand_batches_leave_nothing() -> None:
-    """Neither objects nor memory of the process pile up with the calls."""
+    """Objects that the garbage collector tracks do not pile up with the calls."""
     trainer = lone(mlp, regression)
     for _ in range(50):
         trainer.train_on_batch(X, Y)["loss"]

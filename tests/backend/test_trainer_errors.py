@@ -218,7 +218,7 @@ def test_wrong_trainers(name: str) -> None:
     assert_says(caught.value, argument)
 
 
-def test_error_is_a_value_error_of_this_library() -> None:
+def test_error_is_one_of_this_library() -> None:
     trainer = ts.Trainer(compiled(mlp(), **regression()))
     with pytest.raises(ts.TrainstepError):
         trainer.train_on_batch(X, Y[:3])

@@ -354,7 +354,7 @@ class Seen(keras.metrics.Metric):
 
 
 def orders(seed: int, shuffle: bool, epochs: int = 3) -> list[list[int]]:
-    """In which order the rows of two short epochs came."""
+    """In which order the rows of each epoch came."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
     metric = Seen(10)
