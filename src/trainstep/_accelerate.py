@@ -12,16 +12,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import keras
 from keras import ops, tree
 
 from trainstep._logs import Logs
+from trainstep._recipe import own_steps
 from trainstep._trainer import Trainer
 
 M = TypeVar("M")
 
 _METHODS = ("train_on_batch", "test_on_batch", "predict_on_batch", "fit", "evaluate", "predict")
-_STEPS = ("train_step", "test_step", "predict_step")
 _MARK = "_trainstep_accelerated"
 
 
@@ -49,7 +48,7 @@ def accelerate(model: M) -> M:
     """
     if _MARK in vars(model):
         return model
-    own = [name for name in _STEPS if getattr(type(model), name) is not getattr(keras.Model, name)]
+    own = own_steps(model)
     if own:
         warnings.warn(
             f"{type(model).__name__} {getattr(model, 'name', '')!r} is left to Keras: its "

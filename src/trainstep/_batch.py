@@ -30,31 +30,46 @@ def unpacked(batch: Any) -> tuple[Any, Any, Any]:
 
 
 def class_table(class_weight: Mapping[int, float] | None, weights: Any) -> Any:
-    """Weights by class as an array; a class that is not named weighs 1."""
+    """Class numbers and their weights, as the two rows of an array."""
     if class_weight is None:
         return None
     if weights is not None:
-        raise ArgumentError(
-            "Trainer",
-            "class_weight",
-            "`class_weight` or `sample_weight`",
-            "both",
-            "multiply the weights of the classes into `sample_weight`",
-        )
+        raise both_weights()
     if not isinstance(class_weight, Mapping) or not all(
-        isinstance(key, (int, np.integer)) and key >= 0 for key in class_weight
+        isinstance(key, (int, np.integer)) for key in class_weight
     ):
         raise ArgumentError(
             "Trainer",
             "class_weight",
-            "a dict from class numbers, 0 and up, to weights",
+            "a dict from class numbers to weights",
             repr(class_weight),
             "number the classes as in `y`",
         )
-    table = np.ones(max(class_weight, default=0) + 1, "float32")
-    for key, weight in class_weight.items():
-        table[key] = weight
-    return table
+    return np.array([list(class_weight), list(class_weight.values())], "float32")
+
+
+def both_weights() -> ArgumentError:
+    """Weights by class and by sample, of which there can be one."""
+    return ArgumentError(
+        "Trainer",
+        "class_weight",
+        "`class_weight` or `sample_weight`",
+        "both",
+        "multiply the weights of the classes into `sample_weight`",
+    )
+
+
+def check_dense(function: str, name: str, x: Any) -> None:
+    """Refuses sparse and ragged arrays, which a step does not take."""
+    kind = type(x).__name__
+    if hasattr(x, "toarray") or kind in ("SparseTensor", "RaggedTensor", "BCOO"):
+        raise ArgumentError(
+            function,
+            name,
+            "a dense array",
+            f"a {kind}",
+            "make it dense: `x.toarray()`, `tf.sparse.to_dense(x)`, `x.to_tensor()`, `x.todense()`",
+        )
 
 
 def check_positive(function: str, **numbers: float | None) -> None:
@@ -106,10 +121,19 @@ def check_lengths(function: str, x: Any, y: Any, weights: Any) -> list[tuple[str
 class Check:
     """Finds what is wrong with a batch for one model, and says so."""
 
-    def __init__(self, model: Any, function: str, *, takes_targets: bool, values: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        function: str,
+        *,
+        takes_targets: bool,
+        losses: int | None,
+        values: bool,
+    ) -> None:
         self._model = model
         self._function = function
         self._takes_targets = takes_targets
+        self._losses = losses  # of some of the outputs, if not of all
         self._values = values
 
     def __call__(self, x: Any, y: Any = None, weights: Any = None, classes: Any = None) -> None:
@@ -127,32 +151,40 @@ class Check:
         specs = getattr(self._model, "inputs", None)
         if not specs:
             return
-        given = [array for _, array in _leaves("x", x, self._function)]
+        named = getattr(self._model, "_inputs_struct", None)
         if isinstance(x, dict):
-            names = getattr(self._model, "input_names", None) or [s.name for s in specs]
-            missing = [name for name in names if name not in x]
-            if missing and len(x) < len(specs):
+            keys = named if isinstance(named, dict) else {spec.name: spec for spec in specs}
+            pairs = [
+                (key, spec, x.get(key)) for key, spec in keys.items() if hasattr(spec, "shape")
+            ]
+            missing = [key for key, _, _ in pairs if key not in x]
+            if missing and len(x) < len(pairs):
                 raise self._error(
                     "x",
-                    f"inputs {', '.join(map(repr, names))}",
+                    f"inputs {', '.join(map(repr, keys))}",
                     f"only {', '.join(map(repr, x))}",
                     f"add {', '.join(map(repr, missing))}",
                 )
-            given = given if missing else [np.asarray(x[name]) for name in names]
-        if len(given) < len(specs) or (len(given) > len(specs) and not isinstance(x, dict)):
-            raise self._error(
-                "x",
-                f"{len(specs)} input{'s' * (len(specs) > 1)}, "
-                f"{', '.join(repr(s.name) for s in specs)}",
-                f"{len(given)} arrays",
-                "pass an array for each, in a list in this order, or in a dict by these names",
-            )
-        for spec, array in zip(specs, given, strict=False):
-            if array is not None and not _fits(spec.shape, np.shape(array)):
+            pairs = [] if missing else pairs
+        else:
+            given = x if isinstance(x, (list, tuple)) and not is_number_list(x) else [x]
+            if len(given) != len(specs):
                 raise self._error(
-                    "x" if len(specs) == 1 else f"x ({spec.name})",
-                    f"shape {_text((None, *spec.shape[1:]))}, as the model's input {spec.name!r}",
-                    f"shape {_text(np.shape(array))}",
+                    "x",
+                    f"{len(specs)} input{'s' * (len(specs) > 1)}, "
+                    f"{', '.join(repr(s.name) for s in specs)}",
+                    f"{len(given)} arrays",
+                    "pass an array for each, in a list in this order, or in a dict by these names",
+                )
+            pairs = [(spec.name, spec, array) for spec, array in zip(specs, given, strict=True)]
+        for name, spec, array in pairs:
+            optional = array is None and spec._keras_history.operation.optional
+            shape = None if array is None else np.shape(array)
+            if not optional and (shape is None or not _fits(spec.shape, shape)):
+                raise self._error(
+                    "x" if len(specs) == 1 else f"x ({name})",
+                    f"shape {_text((None, *spec.shape[1:]))}, as the model's input {name!r}",
+                    "None" if shape is None else f"shape {_text(shape)}",
                     "reshape the batch, or build the model for this shape",
                 )
 
@@ -170,7 +202,8 @@ class Check:
                 f"targets of {count}",
                 "pass `sample_weight`, one array per output",
             )
-        if outputs and len(outputs) > 1 and count == 1:
+        structured = isinstance(y, (list, tuple, dict)) and not is_number_list(y)
+        if outputs and len(outputs) > 1 and not structured:
             raise self._error(
                 "y",
                 f"targets of {len(outputs)} outputs: "
@@ -178,7 +211,7 @@ class Check:
                 "one",
                 "pass a list of targets in this order, or a dict by these names",
             )
-        if outputs and count > len(outputs):
+        if outputs and count not in {len(outputs), self._losses or len(outputs)}:
             names = ", ".join(map(repr, self._model.output_names))
             raise self._error(
                 "y",
@@ -213,6 +246,7 @@ def _leaves(name: str, value: Any, function: str) -> Iterator[tuple[str, Any]]:
         for index, item in enumerate(value):
             yield from _leaves(f"{name}[{index}]", item, function)
         return
+    check_dense(function, name, value)
     array = value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)
     if not hasattr(array, "ndim") and hasattr(array, "__array__"):  # a pandas frame has no dtype
         array = np.asarray(array)

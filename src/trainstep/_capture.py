@@ -9,6 +9,8 @@ from typing import Any
 
 import keras
 
+from trainstep import _engines
+
 _thread = threading.local()
 
 
@@ -44,13 +46,20 @@ class Activations:
     """
 
     def __init__(self, model: Any, wanted: set[str] | None) -> None:
-        self._layers = {id(layer) for layer in model._flatten_layers(include_self=False)}
+        self._layers = {
+            id(layer) for layer in model._flatten_layers(include_self=False) if not _is_cell(layer)
+        }
         self._wanted = wanted
+        self._place = _engines.current().place
+        self._home = self._place()
         self.calls: list[tuple[Any, Any]] = []
 
+    def belongs(self, layer: Any) -> bool:
+        """Whether this call of a layer is one of the model's, and not inside a loop or branch."""
+        return id(layer) in self._layers and self._place() is self._home
+
     def __call__(self, layer: Any, output: Any) -> Any:
-        known = id(layer) in self._layers
-        if known and (self._wanted is None or layer.name in self._wanted):
+        if self.belongs(layer) and (self._wanted is None or layer.name in self._wanted):
             self.calls.append((layer, output))
         return output
 
@@ -60,3 +69,8 @@ class Activations:
         for layer, output in self.calls:
             found.setdefault(layer.name, []).append(output)
         return {name: each[0] if len(each) == 1 else each for name, each in found.items()}
+
+
+def _is_cell(layer: Any) -> bool:
+    """Whether a layer is a cell, which runs inside the loop of a recurrent layer."""
+    return hasattr(layer, "state_size") and not isinstance(layer, keras.layers.RNN)

@@ -17,7 +17,8 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from trainstep._batch import check_lengths, check_positive, is_number_list, unpacked
+from trainstep._arguments import like
+from trainstep._batch import check_dense, check_lengths, check_positive, is_number_list, unpacked
 from trainstep._errors import ArgumentError
 from trainstep._outputs import take_out
 
@@ -34,6 +35,10 @@ class Feed(Protocol):
 
     def epoch(self, group: int) -> Iterator[Stretch]:
         """The batches of one epoch."""
+        ...
+
+    def restart(self) -> None:
+        """Starts from the first batch again, where the source can."""
         ...
 
 
@@ -67,6 +72,9 @@ class Arrays:
             if len(rest[0]) > full:
                 yield 1, [self._build.of([leaf[full:] for leaf in rest])]
 
+    def restart(self) -> None:
+        """Every epoch starts from the first batch."""
+
     def batches(self) -> Iterator[Batch]:
         """The batches of one epoch, one by one."""
         return itertools.chain.from_iterable(batches for _, batches in self.epoch(1))
@@ -98,6 +106,10 @@ class Stream:
 
     def epoch(self, group: int) -> Iterator[Stretch]:
         return _grouped(map(unpacked, self._taken()), group)
+
+    def restart(self) -> None:
+        """Starts from the first batch again; an iterator goes on by itself."""
+        self._batches = None
 
     def _taken(self) -> Iterator[Any]:
         if self._limit is None:
@@ -139,7 +151,6 @@ def feed(
     shuffle: bool = False,
 ) -> Feed:
     """The feed of whatever a person may pass as data."""
-    x, y, weights = apart(x, y, weights)
     check_positive("Trainer", batch_size=batch_size, steps_per_epoch=steps)
     if not _is_source(x):
         arrays = Arrays((x, y, weights), batch_size, steps, shuffle)
@@ -229,7 +240,7 @@ def in_memory(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: in_memory(value[key]) for key in value}
     if isinstance(value, (list, tuple)) and not is_number_list(value):
-        return type(value)([in_memory(item) for item in value])
+        return like(value, [in_memory(item) for item in value])
     return None if value is None else as_numpy(value)
 
 
@@ -240,6 +251,7 @@ def as_numpy(x: Any) -> Any:
 
 
 def _converted(x: Any) -> Any:
+    check_dense("Trainer", "x", x)
     array = ops.convert_to_numpy(x) if keras.ops.is_tensor(x) else np.asarray(x)
     # Keras gives a pandas series a second axis.
     return array[:, None] if type(x).__name__ == "Series" and array.ndim == 1 else array
@@ -255,7 +267,7 @@ def split(batch: Batch, fraction: float) -> tuple[Batch, Batch]:
             f"a {type(batch[0]).__name__}",
             "pass `validation_data`",
         )
-    batch = in_memory(apart(*batch))
+    batch = in_memory(batch)
     count = len(tree.flatten(batch)[0])
     at = math.floor(count * (1.0 - fraction))
     if not 0 < at < count:

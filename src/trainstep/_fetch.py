@@ -19,6 +19,7 @@ from trainstep._grad import global_norm
 from trainstep._recipe import Recipe
 from trainstep._state import discarded
 from trainstep._step import Steps, weighted_by_class
+from trainstep._watch import distinct
 
 _WHOLE = ("loss", "outputs", "metrics", "gradients", "gradient_norm", "activations", "updates")
 _PARTED = ("metrics", "gradients", "activations", "updates")
@@ -63,21 +64,19 @@ class Fetch:
             return found
         backward = self._update or self._groups & {"gradients", "gradient_norm", "updates"}
         if backward:
-            variables = self._variables()
             result = steps.backward(x, y, weights, fresh=True, forward=self._forward)
             (y_pred, found["activations"]), found["loss"], gradients = result
-            scale = recipe.scale()
-            plain = gradients if scale is None else [g / scale for g in gradients]
-            trained = model.trainable_variables
-            found["gradients"] = dict(zip((v.path for v in trained), plain, strict=True))
+            plain = recipe.unscaled(gradients)
+            variables = list(model.trainable_variables)
+            paths = distinct(v.path for v in variables)
+            found["gradients"] = dict(zip(paths, plain, strict=True))
             if "gradient_norm" in self._groups:
                 found["gradient_norm"] = global_norm(plain)
             if self._update or "updates" in self._groups:
                 before = [v.value + 0 for v in variables]
                 steps.apply(gradients)
-                found["updates"] = {
-                    v.path: v.value - old for v, old in zip(variables, before, strict=True)
-                }
+                changes = [v.value - old for v, old in zip(variables, before, strict=True)]
+                found["updates"] = dict(zip(paths, changes, strict=True))
         else:
             y_pred, found["activations"] = self._forward(x)
             found["loss"] = steps.measured(x, y, y_pred, weights, True, training=self._training)
@@ -85,10 +84,6 @@ class Fetch:
         if self._update or "metrics" in self._groups:
             found["metrics"] = dict(model.compute_metrics(x, y, y_pred, sample_weight=weights))
         return found
-
-    def _variables(self) -> list[Any]:
-        """Those whose updates are wanted."""
-        return list(self._model.trainable_variables)
 
     def _forward(self, x: Any) -> tuple[Any, Any]:
         """The outputs, and the activations that are wanted."""
@@ -123,7 +118,7 @@ def _has(model: Any, group: str, part: str) -> bool:
 
 
 def _known(model: Any) -> list[str]:
-    variables = [v.path for v in model.trainable_variables]
+    variables = distinct(v.path for v in model.trainable_variables)
     layers = [layer.name for layer in model._flatten_layers(include_self=False)]
     return [
         *_WHOLE,

@@ -117,13 +117,14 @@ class Functions:
             self._model,
             f"Trainer.{method}",
             takes_targets=targets and self._recipe.takes_targets,
+            losses=self._recipe.losses,
             values=values and self._settings.check_values,
         )
 
         def prepare(*batch: Any) -> None:
             check(*batch)
             if self._model.built:
-                make_known(self._recipe.optimizer, self._model.trainable_variables)
+                make_known(self._recipe.optimizer, self._model)
 
         return prepare
 

@@ -151,7 +151,7 @@ def clip_by_global_norm(gradients: Any, limit: Any) -> Any:
     """
     norm = global_norm(gradients)
     limit = ops.cast(limit, norm.dtype)
-    scale = limit / ops.maximum(norm, limit)
+    scale = ops.where(norm > limit, limit / norm, ops.ones_like(norm))
     clipped = iter(
         [ops.cast(ops.cast(g, scale.dtype) * scale, g.dtype) for g in _leaves(gradients)]
     )

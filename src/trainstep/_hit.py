@@ -44,7 +44,7 @@ def hit(program: Program, args: Sequence[Any], arguments: Arguments) -> Hit:
 
     There is one if the arguments are arrays that enter as they are, None, True, False and objects.
     """
-    kinds = tuple(map(type, args))
+    kinds = tuple((type(value), getattr(value, "dtype", None)) for value in args)
     short = program.hits.get(kinds)
     if short is None:
         short = program.hits[kinds] = _written(program, args, arguments) or no_hit

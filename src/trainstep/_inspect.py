@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops, tree
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from trainstep._capture import Activations, layer_outputs
-from trainstep._grad import value_and_grad
+from trainstep._grad import global_norm, value_and_grad
 from trainstep._recipe import Recipe
 from trainstep._state import discarded
 from trainstep._step import Steps, weighted_by_class
@@ -134,17 +135,14 @@ class Inspector:
 
     def look(self, x: Any, y: Any, sample_weight: Any, class_weight: Any) -> dict[str, Any]:
         """The loss, the activations and the gradients by weights."""
-        model = self._model
         with self._recipe.lent(), discarded():
             weights = weighted_by_class(y, sample_weight, class_weight)
             (_, calls), loss, gradients = self._steps.backward(
                 x, y, weights, fresh=True, forward=self._forward
             )
-            scale = self._recipe.scale()
-            if scale is not None:
-                gradients = [g / scale for g in gradients]
-            by_path = dict(zip((v.path for v in model.trainable_variables), gradients, strict=True))
-            return {"loss": loss, "calls": calls, "gradients": by_path}
+            gradients = self._recipe.unscaled(gradients)
+            norm = global_norm(gradients)
+            return {"loss": loss, "calls": calls, "gradients": gradients, "norm": norm}
 
     def _forward(self, x: Any) -> tuple[Any, Any]:
         activations = Activations(self._model, None)
@@ -161,8 +159,7 @@ class Inspector:
             weights = weighted_by_class(y, sample_weight, class_weight)
 
             def loss_of(zeros: Any) -> Any:
-                left = iter(zeros)
-                add = _Adder(self._model, lambda: next(left))
+                add = _Adder(self._model, zeros)
                 with layer_outputs(add):
                     y_pred = self._steps.forward(x, training=True)
                 return self._steps.measured(x, y, y_pred, weights, True, training=True)
@@ -173,14 +170,16 @@ class Inspector:
 class _Adder(Activations):
     """Adds something to what each layer gives, where that is one float tensor."""
 
-    def __init__(self, model: Any, next_zero: Callable[[], Any]) -> None:
+    def __init__(self, model: Any, zeros: dict[int, Any]) -> None:
         super().__init__(model, None)
-        self._next = next_zero
+        self._zeros = zeros
+        self._count = 0
 
     def __call__(self, layer: Any, output: Any) -> Any:
-        if id(layer) not in self._layers:
+        if not self.belongs(layer):
             return output
-        zero = self._next()
+        zero = self._zeros.get(self._count)
+        self._count += 1
         if zero is None:
             return output
         added = output + ops.cast(zero, output.dtype)
@@ -190,24 +189,25 @@ class _Adder(Activations):
         return added
 
 
-def zeros_for(calls: Sequence[Sequence[Any]]) -> list[Any]:
-    """A zero for each output that is one float tensor, None for the others."""
-    return [
-        np.zeros(flat[0].shape, "float32")
-        if len(flat) == 1 and np.issubdtype(_numpy(flat[0]).dtype, np.floating)
-        else None
-        for flat in calls
-    ]
+def zeros_for(calls: Sequence[Sequence[Any]]) -> dict[int, Any]:
+    """A zero for each output that is one float tensor, by the number of the call."""
+    return {
+        number: np.zeros(tuple(flat[0].shape), "float32")
+        for number, flat in enumerate(calls)
+        if len(flat) == 1 and "float" in keras.backend.standardize_dtype(flat[0].dtype)
+    }
 
 
 def report(
-    model: Any, names: Sequence[Any], found: dict[str, Any], by_activation: Sequence[Any], data: Any
+    model: Any, called: Sequence[Any], found: dict[str, Any], by_activation: Any, data: Any
 ) -> Inspection:
     """Puts together what the two steps gave."""
     layers = []
-    for layer, flat, gradient in zip(names, found["calls"], by_activation, strict=True):
+    gradients = dict(zip(map(id, model.trainable_variables), found["gradients"], strict=True))
+    for number, (layer, flat) in enumerate(zip(called, found["calls"], strict=True)):
         arrays = [_numpy(x) for x in flat]
-        own = [v for v in layer._trainable_variables if v.path in found["gradients"]]
+        gradient = by_activation.get(number)
+        own = [gradients[id(v)] for v in layer._trainable_variables if id(v) in gradients]
         layers.append(
             LayerReport(
                 name=layer.name,
@@ -218,20 +218,17 @@ def report(
                 weights=_range([_numpy(v.value) for v in layer._trainable_variables])
                 if layer._trainable_variables
                 else None,
-                weight_gradient=_range([_numpy(found["gradients"][v.path]) for v in own])
-                if own
-                else None,
+                weight_gradient=_range([_numpy(g) for g in own]) if own else None,
                 dead=_dead(arrays),
             )
         )
     loss = float(_numpy(found["loss"]))
-    norms = [_numpy(g).astype("float64") for g in found["gradients"].values()]
     return Inspection(
         model=model.name,
         loss=loss,
         layers=tuple(layers),
         first_bad=_first_bad(data, model, layers, loss),
-        gradient_norm=float(np.sqrt(sum(np.square(g).sum() for g in norms))),
+        gradient_norm=float(_numpy(found["norm"])),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, ValuesView
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras import ops
 
@@ -27,15 +27,18 @@ class Logs(dict[str, Any]):
         """The values on the device."""
         return {name: super(Logs, self).__getitem__(name) for name in self}
 
+    def _read(self, value: Any) -> Any:
+        return on_host(value)
+
     def __getitem__(self, name: str) -> Any:
-        return on_host(super().__getitem__(name))
+        return self._read(super().__getitem__(name))
 
     # With an `__iter__` of its own, Python copies a dict through `__getitem__`.
     def __iter__(self) -> Iterator[str]:
         return super().__iter__()
 
     def get(self, name: str, default: Any = None) -> Any:
-        return on_host(super().get(name, default))
+        return self[name] if name in self else default  # noqa: SIM401
 
     def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
         return dict(self).items()
@@ -44,13 +47,23 @@ class Logs(dict[str, Any]):
         return dict(self).values()
 
     def pop(self, name: str, *default: Any) -> Any:
-        return on_host(super().pop(name, *default))
+        return self._read(super().pop(name, *default))
+
+    def popitem(self) -> tuple[str, Any]:
+        name, value = super().popitem()
+        return name, self._read(value)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        return self._read(super().setdefault(name, default))
 
     def copy(self) -> dict[str, Any]:
         return dict(self)
 
     def __eq__(self, other: object) -> bool:
         return dict(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return dict(self) != other
 
     __hash__ = None
 
@@ -65,21 +78,29 @@ class LogsAt(Logs):
     """The values of one step of several that ran in one call, whose tensors are stacked."""
 
     def __init__(self, tensors: dict[str, Any], index: int) -> None:
-        super().__init__(tensors)
-        self._index = index
+        super().__init__({name: _At(value, index) for name, value in tensors.items()})
 
     @property
     def tensors(self) -> dict[str, Any]:
-        return {name: value[self._index] for name, value in super().tensors.items()}
+        stacked = super().tensors.items()
+        return {n: v.stacked[v.place] if isinstance(v, _At) else v for n, v in stacked}
 
-    def __getitem__(self, name: str) -> Any:
-        stacked = ops.convert_to_numpy(dict.__getitem__(self, name))
-        return on_host(stacked[self._index])
+    def _read(self, value: Any) -> Any:
+        if not isinstance(value, _At):  # put there by a callback
+            return on_host(value)
+        return on_host(ops.convert_to_numpy(value.stacked)[value.place])
+
+
+class _At(NamedTuple):
+    stacked: Any
+    place: int
 
 
 def on_host(value: Any) -> Any:
-    """A float, or a NumPy array, of a tensor."""
+    """A float, or a NumPy array, of a tensor; anything else as it is."""
+    if not hasattr(value, "shape"):
+        return value
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        return ops.convert_to_numpy(value) if hasattr(value, "shape") else value
+        return ops.convert_to_numpy(value)

@@ -42,6 +42,7 @@ def run_epoch(
     """Runs the batches of one epoch; gives their number and the values after the last."""
     listens = callbacks.listens(kind)
     watched = listens or progress.live
+    flags, stop = vars(progress.model), "stop_training" if kind == "train" else "stop_evaluating"
     step, size, values = 0, 1, Values()
     for count, batches in feed.epoch(group):
         run, size = runner.calls(count), count
@@ -54,8 +55,8 @@ def run_epoch(
                 if listens:
                     _tell(kind, step - size, runner.logs(values, size), callbacks)
                 progress.step(step, lambda: runner.logs(values, size)[-1])  # noqa: B023
-                if progress.model.stop_training and kind == "train":
-                    return step, runner.logs(values, size)[-1]
+            if flags.get(stop):
+                return step, runner.logs(values, size)[-1]
     return step, runner.logs(values, size)[-1]
 
 
@@ -111,6 +112,7 @@ def evaluate(
     trainer: Any, runner: Runner, feed: Feed, callbacks: Callbacks, progress: Progress
 ) -> Values:
     """The loss and metrics over a data set."""
+    trainer.model.stop_evaluating = False
     trainer.reset_metrics()
     callbacks.tell("test_begin", {})
     steps, values = run_epoch("test", runner, feed, callbacks=callbacks, progress=progress)
@@ -126,6 +128,7 @@ def predict(
 ) -> list[Any]:
     """The outputs of every batch, on the device."""
     outputs = []
+    progress.model.stop_predicting = False
     callbacks.tell("predict_begin", {})
     progress.start_epoch(0, feed.steps)
     batches = chain.from_iterable(batches for _, batches in feed.epoch(1))
@@ -134,6 +137,8 @@ def predict(
         outputs.append(step(x))
         callbacks.batch_end("predict", count, {"outputs": outputs[-1]})
         progress.step(count + 1, Logs)
+        if vars(progress.model).get("stop_predicting"):
+            break
     if not outputs:
         raise no_data("Trainer.predict")
     callbacks.tell("predict_end", {})

@@ -7,31 +7,49 @@ and so do the programs that use them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 
-def make_known(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Gives a built optimizer slots for variables that it was not built with."""
+def make_known(optimizer: Any, model: Any) -> None:
+    """Gives a built optimizer slots for variables of a model that it was not built with.
+
+    They are put in the order of the model's variables, as if it had been built with all of them:
+    so a saved model can be loaded.
+    """
     optimizer = innermost(optimizer)
-    if not optimizer.built:
+    places = optimizer._trainable_variables_indices
+    key = optimizer._var_key
+    if not optimizer.built or all(key(v) in places for v in model.trainable_variables):
         return
-    known = optimizer._trainable_variables_indices
-    new = [v for v in variables if optimizer._var_key(v) not in known]
-    if not new:
+    wanted = {key(v) for v in model.trainable_variables} | set(places)
+    variables = [v for v in model.variables if key(v) in wanted]
+    if len(variables) < len(wanted):  # it knows variables of another model too
         return
     # A second optimizer of the kind makes the slots; one for each variable, in lists.
     other = type(optimizer).from_config(optimizer.get_config())
-    shared = {id(v) for v in other.variables}  # the counter and the learning rate: the first's stay
-    other.build(new)
+    other.build(variables)
+    mine: dict[int, Any] = {}  # what I have in place of each of its variables
     for name, slots in vars(other).items():
-        mine = vars(optimizer).get(name)
-        if _is_slots(slots, len(new)) and _is_slots(mine, len(known)):
-            mine.extend(slots)
-    shared |= {id(v) for v in optimizer._variables}  # lists that Keras tracks have entered theirs
-    optimizer._variables.extend(v for v in other._variables if id(v) not in shared)
-    for variable in new:
-        known[optimizer._var_key(variable)] = len(known)
+        own = vars(optimizer).get(name)
+        if _is_slots(name, slots, len(variables)) and _is_slots(name, own, len(places)):
+            merged = [
+                own[places[key(v)]] if key(v) in places else slot
+                for v, slot in zip(variables, slots, strict=True)
+            ]
+            mine.update((id(s), m) for s, m in zip(slots, merged, strict=True) if s is not None)
+            vars(optimizer)[name] = merged
+    # The rest belongs to no variable of the model: the counter, the learning rate.
+    slotted = {id(slot) for slot in mine.values()}
+    rest = [v for v in other._variables if id(v) not in mine]
+    kept = [v for v in optimizer._variables if id(v) not in slotted]
+    mine.update((id(v), k) for v, k in zip(rest, kept, strict=False))
+    ordered = [mine.get(id(v), v) for v in other._variables]
+    while optimizer._variables:  # TensorFlow's lists do not let their contents be replaced
+        optimizer._variables.pop()
+    optimizer._variables.extend(ordered)
+    vars(optimizer)["_trainable_variables"] = variables  # past Keras's tracking, as in `build`
+    places.clear()
+    places.update((key(v), place) for place, v in enumerate(variables))
 
 
 def innermost(optimizer: Any) -> Any:
@@ -39,5 +57,6 @@ def innermost(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _is_slots(value: Any, count: int) -> bool:
-    return isinstance(value, list) and len(value) == count
+def _is_slots(name: str, value: Any, count: int) -> bool:
+    lists = name not in ("_variables", "_trainable_variables") and isinstance(value, list)
+    return lists and len(value) == count

@@ -9,16 +9,20 @@ look there.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 from keras import ops, tree
 
+from trainstep._batch import check_positive
 from trainstep._errors import ArgumentError
 from trainstep._grad import clip_by_global_norm
 from trainstep._optimizer import innermost
 
+# One recipe at a time is lent, so that each is given back to what was there before.
+_lending = threading.RLock()
 _PARTS = ("optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker", "loss", "compiled")
 
 
@@ -42,6 +46,9 @@ class Recipe:
         self.model = model
         given = {name: value for name, value in arguments.items() if value is not None}
         if given:
+            if model.compiled:
+                for name in ("optimizer", "loss"):
+                    given.setdefault(name, getattr(model, name, None))
             model._compile_loss = model._compile_metrics = None  # `compile` would keep them
             model.compile(**given)
         elif not model.compiled:
@@ -74,6 +81,15 @@ class Recipe:
         """Whether there is a loss of targets, besides those that layers add."""
         return self._parts["_compile_loss"] is not None
 
+    @property
+    def losses(self) -> int | None:
+        """How many outputs have a loss of their own; None if one loss is for all."""
+        loss = self._parts["_compile_loss"]
+        given = None if loss is None else loss._user_loss
+        if not isinstance(given, (list, tuple, dict)):
+            return None
+        return sum(each is not None for each in tree.flatten(given))
+
     def unbuilt(self) -> bool:
         """Whether a loss or metric has yet to see its first batch to know what it is."""
         parts = (self._parts["_compile_loss"], self._parts["_compile_metrics"])
@@ -88,25 +104,36 @@ class Recipe:
             clip["_clip_gradients"] = lambda grads: clip_by_global_norm(
                 type(optimizer)._clip_gradients(optimizer, grads), limit.value
             )
-        with _replaced(self.model, self._parts), _replaced(optimizer, clip):
+        with _lending, _replaced(self.model, self._parts), _replaced(optimizer, clip):
             yield
 
-    def start_metrics(self, fresh: Any) -> None:
-        """Resets the metrics where `fresh` (True, False, or a tensor) is true."""
+    def adopt(self) -> None:
+        """Makes the recipe the model's, as `compile` would: callbacks look there."""
+        vars(self.model).update(self._parts)
+
+    def start_metrics(self, fresh: Any, *, compiled: bool) -> None:
+        """Resets metrics where `fresh` (True, False, or a tensor) is true.
+
+        Args:
+            fresh: Whether to.
+            compiled: Those of the recipe, which are built once the outputs are there; or those of
+                the model and its layers, which may be updated before.
+        """
         if fresh is False:
             return
-        variables = [v for metric in self.model.metrics for v in metric.variables]
-        before = [v.value for v in variables]
-        self.model.reset_metrics()
-        if fresh is not True:
-            for variable, value in zip(variables, before, strict=True):
-                variable.assign(ops.where(fresh, variable.value, value))
+        loss = self._parts["_compile_loss"]
+        own = [self.tracker, self._parts["_compile_metrics"], *(loss.metrics if loss else ())]
+        ids = {id(metric) for metric in own}
+        for metric in self.model.metrics:
+            if (id(metric) in ids) is compiled:
+                _start(metric, fresh)
 
-    def scale(self) -> Any:
-        """What the loss is multiplied by before it is differentiated; None for nothing."""
+    def unscaled(self, gradients: list[Any]) -> list[Any]:
+        """Gradients of the loss as it is, of those of the loss that the optimizer scales."""
         if self.optimizer is innermost(self.optimizer) and not self.optimizer.loss_scale_factor:
-            return None
-        return self.optimizer.scale_loss(ops.ones(()))
+            return gradients
+        scale = self.optimizer.scale_loss(ops.ones(()))
+        return [gradient / scale for gradient in gradients]
 
     def set_fresh(self, fresh: bool) -> None:
         """Lets metrics start anew at every batch from now on, or run on."""
@@ -122,6 +149,7 @@ class Recipe:
                 f"{limit!r} instead of {self.clip_norm and float(self.clip_norm.value)!r}",
                 "make the Trainer with `clip_norm=float('inf')` to clip nothing at first",
             )
+        check_positive("Trainer", clip_norm=limit)
         self.clip_norm.assign(limit)
 
     def set_loss_weights(self, weights: Any) -> None:
@@ -141,13 +169,22 @@ class Recipe:
             variable.assign(weight)
 
 
+def _start(metric: Any, fresh: Any) -> None:
+    variables = list({id(v): v for v in metric.variables}.values())
+    before = [v.value for v in variables]
+    metric.reset_state()
+    if fresh is not True:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(ops.where(fresh, variable.value, value))
+
+
 @contextlib.contextmanager
 def _replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
     """Gives an object other attributes for a while, past what its class makes of setting them."""
     own = vars(owner)
     before = {name: own[name] for name in attributes if name in own}
-    own.update(attributes)
     try:
+        own.update(attributes)
         yield
     finally:
         for name in attributes:
@@ -200,11 +237,18 @@ def check_model(model: Any) -> None:
             f"a {type(model).__name__}",
             "wrap layers in a `keras.Sequential`",
         )
-    if type(model).train_step is not keras.Model.train_step:
+    own = own_steps(model)
+    if own:
         raise ArgumentError(
             "Trainer",
             "model",
             "a model that trains by `compute_loss` and `compute_metrics`",
-            f"{type(model).__name__}, whose `train_step` is its own and written for one engine",
+            f"{type(model).__name__}, whose `{'`, `'.join(own)}` is its own, for one engine",
             "write that step as a `trainstep.function`, or override `compute_loss` instead",
         )
+
+
+def own_steps(model: Any) -> list[str]:
+    """The steps that a model defines itself, each for one engine."""
+    steps = ("train_step", "test_step", "predict_step")
+    return [name for name in steps if getattr(type(model), name) is not getattr(keras.Model, name)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 from keras import ops, tree
 
+from trainstep._batch import both_weights
 from trainstep._errors import GradientError
 from trainstep._grad import value_and_grad
 from trainstep._recipe import Recipe
@@ -20,8 +20,8 @@ Forward = Callable[[Any], tuple[Any, Any]]
 class Steps:
     """The steps of one model, trained by one recipe.
 
-    `x`, `y` and `weights` are what a Keras data set yields; `classes` is an array of weights by
-    class, or None. `fresh` tells whether metrics start anew: True, False, or a tensor.
+    `x`, `y` and `weights` are what a Keras data set yields; `classes` is an array of class numbers
+    and their weights, or None. `fresh` tells whether metrics start anew: True, False, or a tensor.
     """
 
     def __init__(self, model: Any, recipe: Recipe) -> None:
@@ -41,6 +41,7 @@ class Steps:
         """The loss and the metrics, nothing trained."""
         with self._recipe.lent():
             weights = weighted_by_class(y, weights, classes)
+            self._recipe.start_metrics(fresh, compiled=False)
             y_pred = self.forward(x, training=False)
             self.measured(x, y, y_pred, weights, fresh, training=False)
             return dict(self._model.compute_metrics(x, y, y_pred, sample_weight=weights))
@@ -49,9 +50,11 @@ class Steps:
         self, x: Any, y: Any, weights: Any, *, fresh: Any, forward: Forward | None = None
     ) -> tuple[tuple[Any, Any], Any, list[Any]]:
         """The outputs and what else `forward` gives, the loss, and the gradients, scaled."""
-        model, optimizer = self._model, self._recipe.optimizer
+        model, recipe = self._model, self._recipe
+        optimizer = recipe.optimizer
 
         def loss_of() -> tuple[Any, Any]:
+            recipe.start_metrics(fresh, compiled=False)
             y_pred, extra = forward(x) if forward else (self.forward(x, training=True), None)
             loss = self.measured(x, y, y_pred, weights, fresh, training=True)
             return optimizer.scale_loss(loss), ((y_pred, extra), loss)
@@ -73,7 +76,7 @@ class Steps:
     ) -> Any:
         """The loss, entered into its metric, after the metrics have started anew or not."""
         self._build(x, y, y_pred, weights)
-        self._recipe.start_metrics(fresh)
+        self._recipe.start_metrics(fresh, compiled=True)
         loss = self._loss(x, y, y_pred, weights, training=training)
         self._recipe.tracker.update_state(loss, sample_weight=batch_size(x))
         return loss
@@ -107,17 +110,18 @@ def batch_size(x: Any) -> Any:
 
 
 def weighted_by_class(y: Any, weights: Any, classes: Any) -> Any:
-    """Weights by sample, looked up by the class of each in an array of weights by class."""
+    """Weights by sample, looked up by the class of each; a class that is not named weighs 1."""
     if classes is None:
         return weights
+    if weights is not None:
+        raise both_weights()
     labels = ops.convert_to_tensor(y)
     if len(labels.shape) > 1:
         one_hot = labels.shape[-1] != 1
         labels = ops.argmax(labels, axis=-1) if one_hot else ops.squeeze(labels, axis=-1)
-    labels = ops.cast(ops.round(ops.cast(labels, keras.config.floatx())), "int32")
-    known = ops.logical_and(labels >= 0, labels < classes.shape[0])
-    found = ops.take(classes, ops.clip(labels, 0, classes.shape[0] - 1))
-    return ops.where(known, found, ops.ones_like(found))
+    labels = ops.round(ops.cast(labels, classes.dtype))
+    match = ops.cast(ops.equal(ops.expand_dims(labels, -1), classes[0]), classes.dtype)
+    return ops.sum(match * classes[1], axis=-1) + 1 - ops.max(match, axis=-1)
 
 
 def nothing_to_train(model: Any) -> GradientError:

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops, tree
 
 from trainstep import _loop
-from trainstep._batch import check_positive, class_table
+from trainstep._batch import check_positive, class_table, unpacked
 from trainstep._callbacks import Callbacks
-from trainstep._data import feed, split
+from trainstep._data import Feed, apart, feed, split
 from trainstep._errors import ArgumentError
 from trainstep._fetch import flat_names
 from trainstep._function import Function
@@ -267,14 +268,16 @@ class Trainer:
             A Keras `History`.
         """
         check_positive("Trainer.fit", steps_per_call=steps_per_call)
+        epochs = min(epochs, keras.config.max_epochs() or epochs)
+        x, y, sample_weight = apart(x, y, sample_weight)
         classes = class_table(class_weight, sample_weight)
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = split((x, y, sample_weight), validation_split)
-        source = feed(
-            x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle
-        )
-        params = {"epochs": epochs, "steps": source.steps, "verbose": int(bool(progress))}
-        with self._recipe.lent(), self._bar(progress, epochs) as bar, self._metrics_running(True):
+        steps = _least(steps_per_epoch, keras.config.max_steps_per_epoch())
+        source = feed(x, y, sample_weight, batch_size=batch_size, steps=steps, shuffle=shuffle)
+        params = _params(epochs, source, progress)
+        self._recipe.adopt()
+        with self._bar(progress, epochs) as bar, self._metrics_running(True):
             called = Callbacks(callbacks, self.model, history=True, **params)
             validate = self._validation(
                 validation_data, validation_batch_size or batch_size, validation_steps, called
@@ -301,9 +304,15 @@ class Trainer:
     ) -> Callable[[], dict[str, Any]] | None:
         if data is None:
             return None
-        source = feed(data, batch_size=batch_size, steps=steps)
+        batch = unpacked(data) if isinstance(data, (list, tuple)) else (data, None, None)
+        source = feed(*batch, batch_size=batch_size, steps=steps)
         runner, silent = Runner(self._functions, "test"), Progress(self.model)
-        return lambda: _loop.evaluate(self, runner, source, callbacks, silent)
+
+        def validate() -> dict[str, Any]:
+            source.restart()
+            return _loop.evaluate(self, runner, source, callbacks, silent)
+
+        return validate
 
     def evaluate(
         self,
@@ -317,9 +326,10 @@ class Trainer:
         progress: bool | str = False,
     ) -> dict[str, Any]:
         """The loss and metrics over a data set; the arguments are those of `fit`."""
-        source = feed(x, y, sample_weight, batch_size=batch_size, steps=steps)
-        params = {"epochs": 1, "steps": source.steps, "verbose": int(bool(progress))}
-        with self._recipe.lent(), self._bar(progress, 1) as bar, self._metrics_running(True):
+        source = feed(*apart(x, y, sample_weight), batch_size=batch_size, steps=steps)
+        params = _params(1, source, progress)
+        self._recipe.adopt()
+        with self._bar(progress, 1) as bar, self._metrics_running(True):
             called = Callbacks(callbacks, self.model, history=False, **params)
             bar.start_epoch(0, source.steps)
             logs = _loop.evaluate(self, Runner(self._functions, "test"), source, called, bar)
@@ -337,8 +347,9 @@ class Trainer:
     ) -> Any:
         """The outputs over a data set, as NumPy arrays; the arguments are those of `fit`."""
         source = feed(x, batch_size=batch_size, steps=steps)
-        params = {"epochs": 1, "steps": source.steps, "verbose": int(bool(progress))}
-        with self._recipe.lent(), self._bar(progress, 1) as bar:
+        params = _params(1, source, progress)
+        self._recipe.adopt()
+        with self._bar(progress, 1) as bar:
             called = Callbacks(callbacks, self.model, history=False, **params)
             outputs = _loop.predict(self._predict, source, called, bar)
         return tree.map_structure(
@@ -408,7 +419,8 @@ class Trainer:
     @property
     def loss_weights(self) -> Any:
         """The weights of the outputs' losses; new ones take effect at the next step."""
-        return tree.map_structure(lambda v: float(v.value), self._recipe.loss_weights)
+        weights = self._recipe.loss_weights
+        return weights and tree.map_structure(lambda v: float(v.value), weights)
 
     @loss_weights.setter
     def loss_weights(self, weights: Any) -> None:
@@ -426,6 +438,15 @@ class Trainer:
 
     def __repr__(self) -> str:
         return f"<trainstep.Trainer of {self.model.name}: {self.trace_count} traces>"
+
+
+def _params(epochs: int, source: Feed, progress: bool | str) -> dict[str, Any]:
+    """What callbacks are told of a run."""
+    return {"epochs": epochs, "steps": source.steps, "verbose": int(bool(progress))}
+
+
+def _least(*numbers: int | None) -> int | None:
+    return min((number for number in numbers if number), default=None)
 
 
 def _due(epoch: int, freq: int | Sequence[int]) -> bool:

@@ -41,7 +41,7 @@ class Watch:
             id(v): v for v in reads if id(v) not in owned and (v.trainable or id(v) not in written)
         }
         self._layers = [weakref.ref(layer) for layer in layers.values()]
-        self._names = _distinct(layer.name for layer in layers.values())
+        self._names = distinct(layer.name for layer in layers.values())
         self._variables = [*owned.values(), *own.values()]
         names = {
             "layers": self._layers,
@@ -85,7 +85,7 @@ def _inert(layer: Any) -> bool:
     return own and not layer._layers and not layer.variables
 
 
-def _distinct(names: Iterable[str]) -> list[str]:
+def distinct(names: Iterable[str]) -> list[str]:
     """Names made distinct: two models may have a layer of one name each."""
     count: dict[str, int] = {}
     distinct = []

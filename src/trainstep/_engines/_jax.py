@@ -308,7 +308,6 @@ results = from_iterable(starmap(call, (operands,)))
 del state, operands  # nothing holds the old buffers when the program takes them
 consume(map(setitem, new, repeat("_value"), results))
 outs = list(results)
-{settle}
 """
 # A buffer with another owner (a snapshot, a second variable, a NumPy view) is not ours to give
 # away: it is copied, and the owner keeps the old one.
@@ -316,7 +315,11 @@ _GUARD = """
 if max(map(refcount, state)) > alone:
     state = apart(state, list(map(refcount, state)))
 """
-_SMALL = 16384  # bytes; a copy of fewer costs less than the look at the array's address
+# JAX reads NumPy memory later, while the caller may be filling the next batch into it: in place if
+# it is aligned; if it is large, even the copy is made on another thread. So it gets a copy of ours,
+# aligned, which it takes as it is. For a small array, aligning costs more than a second copy.
+_SMALL = 16384  # bytes
+_ALIGNMENT = 64
 
 
 class _Lean:
@@ -339,35 +342,24 @@ class _Lean:
             "new": _slots(writes),
             **_TOOLS,
         }
-        text = _RUN.format(guard=self._guard, leaves="*map(settled, leaves)", settle="return outs")
+        text = _RUN.format(guard=self._guard, leaves="*map(settled, leaves)") + "return outs"
         self._run = define("run(leaves)", text, self._names)
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
         return self._run(leaves)  # type: ignore[no-any-return]
 
     def inline(self, arrays: dict[str, Any]) -> Source:
-        """The same for these arguments, to be written into the path of a hit.
-
-        JAX reads aligned NumPy memory in place, later, while the caller may be filling the next
-        batch into it. A small array is copied. The address of a large one is looked at while the
-        program runs; once one was found in place, they are copied too.
-        """
-        large = [n for n, x in arrays.items() if type(x) is np.ndarray and x.nbytes > _SMALL]
+        """The same for these arguments, to be written into the path of a hit."""
         leaves = [
-            f"{name}.copy() if in_place else {name}"
-            if name in large
+            name
+            if type(x) is not np.ndarray
             else f"{name}.copy()"
-            if type(x) is np.ndarray
-            else name
+            if x.nbytes <= _SMALL
+            else f"aligned({name})"
             for name, x in arrays.items()
         ]
-        settle = "".join(
-            f'if not {name}.__array_interface__["data"][0] & 63 and not in_place:\n'
-            f"    in_place.append(block_until_ready((outs, list(map(value, new)))))\n"
-            for name in large
-        )
-        text = _RUN.format(guard=self._guard, leaves=", ".join(leaves), settle=settle)
-        return Source(text, self._names | {"in_place": []})
+        text = _RUN.format(guard=self._guard, leaves=", ".join(leaves))
+        return Source(text, self._names)
 
 
 def _careful(call: Callable[..., Any], state: list[Variable], writes: list[Variable]) -> Executable:
@@ -397,10 +389,19 @@ def _apart(state: list[Tensor], counts: list[int]) -> list[Tensor]:
 
 
 def _settled(x: Any) -> Any:
-    """An argument, copied if the program would read the caller's memory."""
+    """An argument that nobody else will write to."""
     if type(x) is not np.ndarray:
         return x
-    return x.copy() if x.nbytes <= _SMALL or not x.__array_interface__["data"][0] & 63 else x
+    return x.copy() if x.nbytes <= _SMALL else _aligned(x)
+
+
+def _aligned(x: Any) -> Any:
+    """A copy that JAX takes as it is."""
+    memory = np.empty(x.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copy = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
 
 
 def _count_when_alone() -> int:
@@ -412,9 +413,9 @@ def _count_when_alone() -> int:
 
 _ALONE = _count_when_alone()
 _TOOLS = {
+    "aligned": _aligned,
     "alone": _ALONE,
     "apart": _apart,
-    "block_until_ready": jax.block_until_ready,
     "consume": _consume,
     "from_iterable": chain.from_iterable,
     "refcount": sys.getrefcount,
