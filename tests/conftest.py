@@ -35,6 +35,12 @@ def leaves_nothing_behind() -> Iterator[None]:
     if keras.backend.backend() == "torch":  # inductor keeps a pool for its compilations
         left = [name for name in left if not name.startswith("ThreadPoolExecutor")]
     assert not left, f"threads left: {left}"
+    if keras.backend.backend() == "torch":
+        import torch
+
+        enabled = torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
+        assert enabled, "gradients were left turned off"
     pytest_own = {"PYTEST_CURRENT_TEST"}
     changed = set(environment.keys() ^ os.environ.keys()) - pytest_own
     assert not {k for k in changed if k.startswith(("KERAS", "JAX", "TRAINSTEP"))}, changed

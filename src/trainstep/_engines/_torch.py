@@ -42,6 +42,7 @@ from trainstep._engines._torch_state import (
     as_tensor,
     from_numpy,
     memory,
+    set_grad_enabled,
     value_of,
     write_back,
 )
@@ -118,12 +119,15 @@ class TorchEngine:
             else from_numpy(x.copy())
             for x in (leaf[0] if options.repeat else leaf for leaf in leaves)
         ]
+        enabled = torch.is_grad_enabled()
         try:
             with recorder, guard:
                 module = make_fx(guard.watching(pure))(*tensors)
         except Uncompilable as culprit:
             traced = eager(step, tensors, recorder, str(culprit))
             return _repeated(traced, options.repeat) if options.repeat else traced
+        finally:
+            set_grad_enabled(enabled)
         _clone_inputs(module.graph, updated)
         _drop_detach(module.graph)
         module.recompile()
@@ -296,9 +300,14 @@ def _build(
 
     def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
         arrays = [x.contiguous() if type(x) is torch.Tensor else as_tensor(x) for x in leaves]
-        with torch.no_grad():
+        enabled = torch.is_grad_enabled()
+        # Not `torch.no_grad`, which is Python: Ctrl-C inside it would leave gradients turned off.
+        try:
+            set_grad_enabled(False)
             results = call(*map(value_of, reads), *arrays)
             write_back(writes, results)
+        finally:
+            set_grad_enabled(enabled)
         return results[count:]  # type: ignore[no-any-return]
 
     return run

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from trainstep._engines._base import Executable, Step, Tensor, Traced, Variable
-from trainstep._engines._torch_state import as_tensor, write_back
+from trainstep._engines._torch_state import as_tensor, set_grad_enabled, write_back
 from trainstep._state import Recorder, Recording, initialize_pending
 
 
@@ -26,9 +26,13 @@ def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder, culprit: st
     def build(compiler: str) -> Executable:
         def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
             scope = Recording(recorder.place)
-            outputs = _run(step, [as_tensor(x).clone() for x in leaves], scope)
-            with torch.no_grad():
+            enabled = torch.is_grad_enabled()
+            try:
+                outputs = _run(step, [as_tensor(x).clone() for x in leaves], scope)
+                set_grad_enabled(False)
                 write_back(list(scope.writes.values()), scope.new_values())
+            finally:
+                set_grad_enabled(enabled)
             return outputs
 
         return run

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 value_of = attrgetter("_value")
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # in C, unlike `no_grad`
 _consume: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
 
 # Types that NumPy has, and torch or Keras on torch has not.
