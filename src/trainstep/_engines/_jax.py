@@ -318,7 +318,7 @@ if max(map(refcount, state)) > alone:
 # JAX reads NumPy memory later, while the caller may be filling the next batch into it: in place if
 # it is aligned; if it is large, even the copy is made on another thread. So it gets a copy of ours,
 # aligned, which it takes as it is. For a small array, aligning costs more than a second copy.
-_SMALL = 16384  # bytes
+_SMALL = 131072  # bytes
 _ALIGNMENT = 64
 
 
