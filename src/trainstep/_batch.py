@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from trainstep._arguments import is_number_list
 from trainstep._errors import ArgumentError
 
 
@@ -167,7 +168,7 @@ class Check:
                 )
             pairs = [] if missing else pairs
         else:
-            given = x if isinstance(x, (list, tuple)) and not is_number_list(x) else [x]
+            given = x if is_several(x) else [x]
             if len(given) != len(specs):
                 raise self._error(
                     "x",
@@ -202,7 +203,7 @@ class Check:
                 f"targets of {count}",
                 "pass `sample_weight`, one array per output",
             )
-        structured = isinstance(y, (list, tuple, dict)) and not is_number_list(y)
+        structured = isinstance(y, dict) or is_several(y)
         if outputs and len(outputs) > 1 and not structured:
             raise self._error(
                 "y",
@@ -242,7 +243,7 @@ def _leaves(name: str, value: Any, function: str) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(value, str):
         raise _not_numbers(function, name, f"the string {value!r}")
-    if isinstance(value, (list, tuple)) and not is_number_list(value):
+    if is_several(value):
         for index, item in enumerate(value):
             yield from _leaves(f"{name}[{index}]", item, function)
         return
@@ -256,13 +257,9 @@ def _leaves(name: str, value: Any, function: str) -> Iterator[tuple[str, Any]]:
     yield name, array
 
 
-def is_number_list(value: Any) -> bool:
-    """Whether a list or tuple is one of numbers, nested or not: an array, no structure."""
-    return all(
-        isinstance(item, (int, float, np.generic))
-        or (isinstance(item, (list, tuple)) and is_number_list(item))
-        for item in value
-    )
+def is_several(value: Any) -> bool:
+    """Whether a list or tuple is one of arrays, not an array written as a list of numbers."""
+    return isinstance(value, tuple) or (isinstance(value, list) and not is_number_list(value))
 
 
 def _not_numbers(function: str, name: str, came: str) -> ArgumentError:

@@ -18,7 +18,7 @@ import numpy as np
 from keras import ops, tree
 
 from trainstep._arguments import like
-from trainstep._batch import check_dense, check_lengths, check_positive, is_number_list, unpacked
+from trainstep._batch import check_dense, check_lengths, check_positive, is_several, unpacked
 from trainstep._errors import ArgumentError
 from trainstep._outputs import take_out
 
@@ -239,7 +239,7 @@ def in_memory(value: Any) -> Any:
     """The structure with NumPy arrays as leaves."""
     if isinstance(value, dict):
         return {key: in_memory(value[key]) for key in value}
-    if isinstance(value, (list, tuple)) and not is_number_list(value):
+    if is_several(value):
         return like(value, [in_memory(item) for item in value])
     return None if value is None else as_numpy(value)
 
