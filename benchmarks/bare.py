@@ -62,7 +62,7 @@ def train_on_batch(case: Case, *example: Any) -> Kept:
         trainer.train_on_batch(*example)  # the optimizer and the metrics are built now
     if keras.backend.backend() == "tensorflow":
         # In a `tf.function` of our own, the step would become another graph, and a slower one.
-        ((program,),) = trainer._train._programs._by_key.values()
+        ((program,),) = trainer._functions.step("train")._programs._by_key.values()
         concrete = program.executable.graph
         return lambda *args: program.build.of(concrete(*args))
     parts = (trainer.model, trainer.optimizer, *trainer.metrics)

@@ -46,10 +46,13 @@ class Arrays:
     """Arrays in memory, cut into batches."""
 
     def __init__(self, batch: Batch, batch_size: int | None, steps: int | None, shuffle: bool):
-        leaves, self._build = take_out(in_memory(batch), _is_array, ())
         check_lengths("Trainer", *batch)
+        batch = in_memory(batch)
+        leaves, self._build = take_out(batch, _is_array, ())
         self._leaves: list[np.ndarray[Any, Any]] = leaves
         self._count = len(leaves[0])
+        arrays = [isinstance(part, np.ndarray) for part in batch]
+        self._is_plain = arrays == sorted(arrays, reverse=True) and sum(arrays) == len(leaves)
         self._size = batch_size or (math.ceil(self._count / steps) if steps else 32)
         self._shuffle = shuffle
         self.steps: int | None = math.ceil(self._count / self._size)
@@ -82,9 +85,10 @@ class Arrays:
     def _stacked(self, leaves: Sequence[Any], group: int) -> Iterator[Batch]:
         """Full batches, or groups of them, one after the other; NumPy cuts them, not Python."""
         lead = (-1, self._size) if group == 1 else (-1, group, self._size)
-        return map(
-            self._build.of, zip(*(a.reshape(*lead, *a.shape[1:]) for a in leaves), strict=True)
-        )
+        cut = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in leaves]
+        if self._is_plain:  # a row of leaves is a batch already
+            return zip(*cut, *[itertools.repeat(None)] * (3 - len(cut)), strict=False)
+        return map(self._build.of, zip(*cut, strict=True))
 
 
 class Stream:

@@ -150,7 +150,8 @@ class Runner:
         step, classes = self._functions.step(self._kind, 0 if count == 1 else count), self._classes
         if classes is not None and count > 1:
             classes = np.broadcast_to(classes, (count, *classes.shape))
-        return lambda batch: step(*batch, classes)
+        run = step.shortcut()
+        return lambda batch: run((*batch, classes))
 
     @staticmethod
     def logs(values: dict[str, Any], count: int) -> Sequence[Logs]:

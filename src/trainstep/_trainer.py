@@ -16,7 +16,6 @@ from trainstep._callbacks import Callbacks
 from trainstep._data import Feed, apart, feed, split
 from trainstep._errors import ArgumentError
 from trainstep._fetch import flat_names
-from trainstep._function import Function
 from trainstep._functions import Functions, Runner, Settings
 from trainstep._inspect import Inspection, report, zeros_for
 from trainstep._ledger import Events
@@ -90,8 +89,8 @@ class Trainer:
         self._functions = Functions(
             model, self._recipe, Settings(optimize, max_traces, check_values)
         )
-        self._train = self._functions.step("train")
-        self._test = self._functions.step("test")
+        self._train = self._functions.step("train").shortcut()
+        self._test = self._functions.step("test").shortcut()
         self._predict = self._functions.step("predict")
         self._running = False  # in `fit` or `evaluate`, whose metrics run on over the batches
 
@@ -118,7 +117,10 @@ class Trainer:
         Returns:
             The loss and metrics of this batch alone, read from the device when you look at them.
         """
-        return self._on_batch(self._train, x, y, sample_weight, class_weight)
+        if class_weight is not None or self._running:
+            return self._on_batch(self._train, x, y, sample_weight, class_weight)
+        values = self._train((x, y, sample_weight, None))
+        return Logs(values) if type(values) is dict else values
 
     def test_on_batch(
         self,
@@ -128,21 +130,23 @@ class Trainer:
         class_weight: Mapping[int, float] | None = None,
     ) -> Logs:
         """The loss and metrics of a batch, nothing trained; see `train_on_batch`."""
-        return self._on_batch(self._test, x, y, sample_weight, class_weight)
+        if class_weight is not None or self._running:
+            return self._on_batch(self._test, x, y, sample_weight, class_weight)
+        values = self._test((x, y, sample_weight, None))
+        return Logs(values) if type(values) is dict else values
 
     def predict_on_batch(self, x: Any) -> Any:
         """The outputs for a batch, as tensors of the engine, without waiting for them."""
         return self._predict(x)
 
     def _on_batch(
-        self, step: Function[..., Any], x: Any, y: Any, weights: Any, classes: Any
+        self, step: Callable[[Any], Any], x: Any, y: Any, weights: Any, classes: Any
     ) -> Logs:
-        if classes is not None:
-            classes = class_table(classes, weights)
+        batch = (x, y, weights, class_table(classes, weights))
         if self._running and current_scope() is None:  # in a callback, say
             with self._metrics_running(False):
-                return Logs(step(x, y, weights, classes))
-        values = step(x, y, weights, classes)
+                return Logs(step(batch))
+        values = step(batch)
         return Logs(values) if type(values) is dict else values
 
     def run(
