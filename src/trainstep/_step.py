@@ -115,7 +115,7 @@ def weighted_by_class(y: Any, weights: Any, classes: Any) -> Any:
         return weights
     if weights is not None:
         raise both_weights()
-    labels = ops.convert_to_tensor(y)
+    labels, classes = ops.convert_to_tensor(y), ops.convert_to_tensor(classes)
     if len(labels.shape) > 1:
         one_hot = labels.shape[-1] != 1
         labels = ops.argmax(labels, axis=-1) if one_hot else ops.squeeze(labels, axis=-1)
