@@ -238,3 +238,14 @@ def test_the_first_bad_place_may_be_the_data_or_a_weight() -> None:
     kernel[0, 0] = np.nan
     t.model.layers[0].kernel.assign(kernel)
     assert t.model.layers[0].kernel.path in t.inspect(X, Y).first_bad
+
+
+def test_no_more_is_computed_than_was_asked_for() -> None:
+    t = trainer()
+    t.train_on_batch(X, Y)
+    slots = {v.path for v in t.optimizer.variables}
+    t.run("outputs", X, training=False)
+    t.run("loss", X, Y)
+    for event in list(t.ledger)[-2:]:
+        assert not slots & set(event.reads)
+        assert not event.writes

@@ -1,0 +1,200 @@
+"""JAX: a recorded step, compiled ahead of time, and Python's part in running it.
+
+jaxpr(state, arguments) --jit, lower, compile--> executable, written state donated
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat, starmap
+from operator import itemgetter, setitem
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+
+from trainstep._engines._base import Executable, Options, Tensor, Variable
+from trainstep._source import Source, define
+
+_value = itemgetter("_value")
+_consume: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
+
+
+def build(
+    closed: Any, reads: list[Variable], writes: list[Variable], options: Options
+) -> Executable:
+    """Compiles a recorded step.
+
+    Inputs are ordered as: state that is read and written, state that is only read, arguments.
+    """
+    jaxpr = closed.jaxpr
+    written = {id(v) for v in writes}
+    inputs = dict(zip(map(id, reads), jaxpr.invars, strict=False))
+    outputs = dict(zip(map(id, writes), jaxpr.outvars, strict=False))
+    changed = [v for v in reads if id(v) in written]
+    fixed = [v for v in reads if id(v) not in written]
+    # JAX pairs donated inputs with outputs of their shape in the order it finds them. In one order,
+    # every variable gets its own buffer back; in another, XLA has to copy most of the state.
+    writes = [*changed, *(v for v in writes if id(v) not in inputs)]
+    jaxpr = jaxpr.replace(
+        invars=[*(inputs[id(v)] for v in (*changed, *fixed)), *jaxpr.invars[len(reads) :]],
+        outvars=[*(outputs[id(v)] for v in writes), *jaxpr.outvars[len(writes) :]],
+    )
+    fun = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, closed.consts))
+    # A callback may raise after it was dispatched. Such a step keeps the old state until its end.
+    fallible = _has_callback(jaxpr)
+    donated = range(len(changed)) if options.donate and not fallible else ()
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
+    compiled = jax.jit(fun, donate_argnums=tuple(donated)).lower(*shapes).compile()
+    if fallible:
+        return _careful(compiled, [*changed, *fixed], writes)
+    return _Lean(_direct_call(compiled), changed, fixed, writes, bool(donated))
+
+
+def _has_callback(jaxpr: Any) -> bool:
+    return any(
+        "callback" in e.primitive.name or any(map(_has_callback, jex.jaxprs_in_params(e.params)))
+        for e in jaxpr.eqns
+    )
+
+
+def _direct_call(compiled: Any) -> Callable[..., Any]:
+    """The compiled program's C++ entry, without the Python around it; itself if there is none."""
+    try:
+        return compiled._executable.create_cpp_call(compiled._params) or compiled  # type: ignore[no-any-return]
+    except AttributeError:
+        return compiled  # type: ignore[no-any-return]
+
+
+# Python's part of a step. One call in C runs the program and stores the new state: Ctrl-C, which
+# Python handles between its own instructions, falls before or after the whole of it. What the
+# iterator then still holds are the outputs.
+_RUN = """
+state = list(map(value, old))
+{guard}
+operands = (*state, *map(value, constant), {leaves})
+results = from_iterable(starmap(call, (operands,)))
+del state, operands  # nothing holds the old buffers when the program takes them
+consume(map(setitem, new, repeat("_value"), results))
+outs = list(results)
+"""
+# A buffer with another owner (a snapshot, a second variable, a NumPy view) is not ours to give
+# away: it is copied, and the owner keeps the old one.
+_GUARD = """
+if max(map(refcount, state)) > alone:
+    state = apart(state, list(map(refcount, state)))
+"""
+# JAX reads NumPy memory later, while the caller may be filling the next batch into it: in place if
+# it is aligned; if it is large, even the copy is made on another thread. So it gets a copy of ours,
+# aligned, which it takes as it is. For a small array, aligning costs more than a second copy.
+_SMALL = 131072  # bytes
+_ALIGNMENT = 64
+
+
+class _Lean:
+    """Runs a compiled step on the variables where they are."""
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        changed: list[Variable],
+        fixed: list[Variable],
+        writes: list[Variable],
+        donates: bool,
+    ) -> None:
+        self._guard = _GUARD if donates else ""
+        # The variables' own dicts: a third cheaper than attributes, and there are many of them.
+        self._names = {
+            "call": call,
+            "old": _slots(changed),
+            "constant": _slots(fixed),
+            "new": _slots(writes),
+            **_TOOLS,
+        }
+        text = _RUN.format(guard=self._guard, leaves="*map(settled, leaves)") + "return outs"
+        self._run = define("run(leaves)", text, self._names)
+
+    def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
+        return self._run(leaves)  # type: ignore[no-any-return]
+
+    def inline(self, arrays: dict[str, Any]) -> Source:
+        """The same for these arguments, to be written into the path of a hit."""
+        leaves = [
+            name
+            if type(x) is not np.ndarray
+            else f"{name}.copy()"
+            if x.nbytes <= _SMALL
+            else f"aligned({name})"
+            for name, x in arrays.items()
+        ]
+        text = _RUN.format(guard=self._guard, leaves=", ".join(leaves))
+        return Source(text, self._names)
+
+
+def _careful(call: Callable[..., Any], state: list[Variable], writes: list[Variable]) -> Executable:
+    old, new = _slots(state), _slots(writes)
+
+    def run(leaves: Sequence[Any]) -> list[Tensor]:
+        results = iter(jax.block_until_ready(call(*map(_value, old), *leaves)))
+        _consume(map(setitem, new, repeat("_value"), results))
+        return list(results)
+
+    return run
+
+
+def _slots(variables: list[Variable]) -> list[dict[str, Any]]:
+    """Where variables keep their values."""
+    if not all("_value" in v.__dict__ for v in variables):
+        raise NotImplementedError(
+            "trainstep does not run on Keras's Flax NNX variables; unset KERAS_NNX_ENABLED"
+        )
+    return [v.__dict__ for v in variables]
+
+
+def _apart(state: list[Tensor], counts: list[int]) -> list[Tensor]:
+    """The buffers, with copies of those that have another owner."""
+    pairs = zip(state, counts, strict=True)
+    return [jnp.array(x, copy=True) if count > _ALONE else x for x, count in pairs]
+
+
+def _settled(x: Any) -> Any:
+    """An argument that nobody else will write to."""
+    if type(x) is not np.ndarray:
+        return x
+    return x.copy() if x.nbytes <= _SMALL else _aligned(x)
+
+
+def _aligned(x: Any) -> Any:
+    """A copy that JAX takes as it is."""
+    memory = np.empty(x.nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copy = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+def _count_when_alone() -> int:
+    """The reference count of a buffer that only its variable holds, as `_GUARD` sees it."""
+    slots = [{"_value": object()}]
+    state = list(map(_value, slots))
+    return max(map(sys.getrefcount, state))
+
+
+_ALONE = _count_when_alone()
+_TOOLS = {
+    "aligned": _aligned,
+    "alone": _ALONE,
+    "apart": _apart,
+    "consume": _consume,
+    "from_iterable": chain.from_iterable,
+    "refcount": sys.getrefcount,
+    "repeat": repeat,
+    "setitem": setitem,
+    "settled": _settled,
+    "starmap": starmap,
+    "value": _value,
+}
