@@ -139,7 +139,7 @@ class Functions:
         return len(again), str(again[-1]) if again else ""
 
 
-class Runner:
+class StepRunner:
     """Runs the batches of a loop through the steps of a kind."""
 
     def __init__(self, functions: Functions, kind: str, classes: Any = None) -> None:

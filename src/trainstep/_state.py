@@ -237,15 +237,7 @@ def discarded() -> Iterator[None]:
     """Forgets what is written inside; reads see the scope around."""
     recorder = active()
     scope = current_scope()
-    shielded = recorder.shielded if recorder is not None else _as_it_is
-    place = scope.place if isinstance(scope, Scope) else _nowhere
-    with Branch(lambda variable, value: shielded(value), place):
+    lift = _as_is if recorder is None else lambda variable, value: recorder.shielded(value)
+    place = scope.place if isinstance(scope, Scope) else lambda: None
+    with Branch(lift, place):
         yield
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _nowhere() -> Any:
-    return None

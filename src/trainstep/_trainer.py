@@ -16,7 +16,7 @@ from trainstep._callbacks import Callbacks
 from trainstep._data import Feed, apart, feed, split
 from trainstep._errors import ArgumentError
 from trainstep._fetch import flat_names
-from trainstep._functions import Functions, Runner, Settings
+from trainstep._functions import Functions, Settings, StepRunner
 from trainstep._inspect import Inspection, report, zeros_for
 from trainstep._ledger import Events
 from trainstep._logs import Logs
@@ -117,7 +117,7 @@ class Trainer:
         Returns:
             The loss and metrics of this batch alone, read from the device when you look at them.
         """
-        if class_weight is not None or self._running:
+        if class_weight is not None or self._running:  # the rest is here to save a frame
             return self._on_batch(self._train, x, y, sample_weight, class_weight)
         values = self._train((x, y, sample_weight, None))
         return Logs(values) if type(values) is dict else values
@@ -289,7 +289,7 @@ class Trainer:
             try:
                 _loop.fit(
                     self,
-                    Runner(self._functions, "train", classes),
+                    StepRunner(self._functions, "train", classes),
                     source,
                     epochs=range(initial_epoch, epochs),
                     group=steps_per_call,
@@ -310,7 +310,7 @@ class Trainer:
             return None
         batch = unpacked(data) if isinstance(data, (list, tuple)) else (data, None, None)
         source = feed(*batch, batch_size=batch_size, steps=steps)
-        runner, silent = Runner(self._functions, "test"), Progress(self.model)
+        runner, silent = StepRunner(self._functions, "test"), Progress(self.model)
 
         def validate() -> dict[str, Any]:
             source.restart()
@@ -336,7 +336,7 @@ class Trainer:
         with self._bar(progress, 1) as bar, self._metrics_running(True):
             called = Callbacks(callbacks, self.model, history=False, **params)
             bar.start_epoch(0, source.steps)
-            logs = _loop.evaluate(self, Runner(self._functions, "test"), source, called, bar)
+            logs = _loop.evaluate(self, StepRunner(self._functions, "test"), source, called, bar)
             bar.end_epoch(logs)
         return logs
 
