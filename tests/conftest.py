@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -10,6 +11,8 @@ import keras
 import pytest
 
 keras.utils.set_random_seed(0)
+# A shell that starts the tests in the background turns Ctrl-C off, and some tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -7,10 +7,13 @@ import importlib
 
 import keras
 
+from trainstep._engines._base import Axes as Axes
 from trainstep._engines._base import Engine as Engine
 from trainstep._engines._base import Executable as Executable
 from trainstep._engines._base import Inlined as Inlined
 from trainstep._engines._base import Options as Options
+from trainstep._engines._base import Refused as Refused
+from trainstep._engines._base import Sizes as Sizes
 from trainstep._engines._base import Traced as Traced
 
 

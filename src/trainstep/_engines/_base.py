@@ -9,7 +9,7 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,6 +25,15 @@ Loss = Callable[[Sequence[Tensor]], tuple[Tensor, Any]]
 # or (None) every trainable one that was read.
 Wanted = Sequence[Variable] | Callable[[], Sequence[Variable]] | None
 Executable = Callable[[Sequence[Any]], Sequence[Tensor]]
+# Of each array of a call, by axis, the name of a size that varies, or None: `(("b", None), ("b",))`.
+Axes = Sequence[Sequence[str | None]]
+Sizes = Mapping[str, int]
+
+
+class Refused(Exception):
+    """A step cannot be recorded once for sizes that vary; the text says what stands against it."""
+
+    _keras_call_info_injected = True  # Keras passes it on as it is
 
 
 @runtime_checkable
@@ -69,17 +78,38 @@ class Options:
     repeat: int = 0
 
 
+def nothing_assumed(sizes: Sizes) -> str:
+    """What a record that takes nothing for granted says of any sizes."""
+    return ""
+
+
+class BuildProgram(Protocol):
+    """Compiles a recorded step; it runs no Python of the user's."""
+
+    def __call__(self, compiler: str, bucket: Sizes | None = None) -> Executable:
+        """The program of one of the engine's compilers.
+
+        Args:
+            compiler: Its name.
+            bucket: For an engine of buckets, and a step that was recorded for sizes that vary: the
+                largest sizes that the program serves. It is called with arrays as they are.
+        """
+        ...
+
+
 @dataclass(slots=True)
 class Traced:
     """A recorded step: the variables that it reads and writes, and the way to compile it.
 
-    `build` takes the name of one of the engine's compilers; it runs no Python of the user's.
+    A step that was recorded for sizes that vary may have looked at a size (`if n > 8`); `broken`
+    tells what it took for granted that is not so for these sizes: "" if it serves them.
     """
 
     reads: list[Variable]
     writes: list[Variable]
-    build: Callable[[str], Executable]
+    build: BuildProgram
     uncompiled: str = ""  # what the engine could not record: the step runs as Python
+    broken: Callable[[Sizes], str] = nothing_assumed
 
 
 class Engine(Protocol):
@@ -90,6 +120,9 @@ class Engine(Protocol):
     compiles_at_first_run: bool
     compilers: tuple[str, ...]  # the quick one first, the thorough one last
     branches_by_value: bool  # Keras's control flow asks Python for the predicate
+    # What sizes that vary cost: "bucket", a program for each of a few sizes, the arrays padded and
+    # masked; "dynamic", one program for all; "exact", a program each.
+    sizes: str
 
     def canonical(self, dtype: str) -> str:
         """The dtype that the engine gives an array of `dtype`."""
@@ -116,9 +149,25 @@ class Engine(Protocol):
         ...
 
     def trace(
-        self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options
+        self,
+        step: Step,
+        leaves: Sequence[Any],
+        recorder: Recorder,
+        options: Options,
+        axes: Axes | None = None,
     ) -> Traced:
-        """Runs `step` once on stand-ins for `leaves`."""
+        """Runs `step` once on stand-ins for `leaves`.
+
+        Args:
+            step: The step.
+            leaves: The arrays of a call.
+            recorder: The scope to run it in.
+            options: What the user asked for.
+            axes: The sizes that vary; the record then serves others, too. None: none does.
+
+        Raises:
+            Refused: If there are such sizes, and the step cannot be recorded for others.
+        """
         ...
 
     def asks_for_a_value(self, error: BaseException) -> bool:

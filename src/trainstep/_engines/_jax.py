@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from trainstep._engines._base import (
+    Axes,
     Loss,
     Options,
     Step,
@@ -48,6 +49,7 @@ class JaxEngine:
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("xla",)
     branches_by_value = False
+    sizes = "bucket"
 
     def __init__(self) -> None:
         with jax.ensure_compile_time_eval():
@@ -88,7 +90,12 @@ class JaxEngine:
         )
 
     def trace(
-        self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options
+        self,
+        step: Step,
+        leaves: Sequence[Any],
+        recorder: Recorder,
+        options: Options,
+        axes: Axes | None = None,
     ) -> Traced:
         with recorder:
             closed = _record(
@@ -100,7 +107,9 @@ class JaxEngine:
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         if options.repeat:
             closed, reads = _repeated(closed, reads, writes, options.repeat)
-        return Traced(reads, writes, lambda compiler: build(closed, reads, writes, options))
+        return Traced(
+            reads, writes, lambda compiler, bucket=None: build(closed, reads, writes, options)
+        )
 
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from trainstep._engines._base import Executable, Loss, Options, Step, Tensor, Traced, Wanted
+from trainstep._engines._base import (
+    Axes,
+    Executable,
+    Loss,
+    Options,
+    Sizes,
+    Step,
+    Tensor,
+    Traced,
+    Wanted,
+)
 from trainstep._state import Recorder
 
 
@@ -36,6 +46,7 @@ class NullEngine:
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("nothing",)
     branches_by_value = False
+    sizes = "exact"
 
     def __init__(self) -> None:
         self.compiled: list[list[tuple[int, ...]]] = []
@@ -66,14 +77,19 @@ class NullEngine:
         return False
 
     def trace(
-        self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options
+        self,
+        step: Step,
+        leaves: Sequence[Any],
+        recorder: Recorder,
+        options: Options,
+        axes: Axes | None = None,
     ) -> Traced:
         recorder.lift = lambda variable: np.zeros(tuple(variable.shape))
         with recorder:
             outputs = step(leaves)
         self.compiled.append([tuple(x.shape) for x in leaves])
 
-        def build(compiler: str) -> Executable:
+        def build(compiler: str, bucket: Sizes | None = None) -> Executable:
             def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
                 self.runs += 1
                 return outputs

@@ -21,9 +21,11 @@ from tensorflow.python.framework.ops import gradient_registry
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from trainstep._engines._base import (
+    Axes,
     Executable,
     Loss,
     Options,
+    Sizes,
     Step,
     Tensor,
     Traced,
@@ -42,6 +44,7 @@ class TensorFlowEngine:
     compiles_at_first_run = True
     compilers: tuple[str, ...] = ("graph", "xla")
     branches_by_value = False
+    sizes = "dynamic"
 
     def __init__(self) -> None:
         with tf.init_scope():
@@ -79,7 +82,12 @@ class TensorFlowEngine:
         )
 
     def trace(
-        self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options
+        self,
+        step: Step,
+        leaves: Sequence[Any],
+        recorder: Recorder,
+        options: Options,
+        axes: Axes | None = None,
     ) -> Traced:
         writes: list[Variable] = []
         stand_ins: list[Tensor] = []
@@ -114,7 +122,7 @@ class TensorFlowEngine:
             several = tf.function(partial(_repeated, concrete, options.repeat), autograph=False)
             concrete = several.get_concrete_function(*specs)
 
-        def build(compiler: str) -> Executable:
+        def build(compiler: str, bucket: Sizes | None = None) -> Executable:
             if compiler == "xla":
                 whole = tf.function(partial(concrete), autograph=False, jit_compile=True)
                 return _executable(whole.get_concrete_function(*specs))

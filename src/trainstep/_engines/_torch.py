@@ -24,9 +24,11 @@ from torch.fx.experimental.proxy_tensor import (
 
 from trainstep._control import Uncompilable
 from trainstep._engines._base import (
+    Axes,
     Executable,
     Loss,
     Options,
+    Sizes,
     Step,
     Tensor,
     Traced,
@@ -56,6 +58,7 @@ class TorchEngine:
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("graph", "inductor")
     branches_by_value = True
+    sizes = "dynamic"
     array_types: tuple[type, ...] = (torch.Tensor,)
 
     def __init__(self) -> None:
@@ -86,7 +89,12 @@ class TorchEngine:
         return isinstance(error, TensorValueNeeded)
 
     def trace(
-        self, step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options
+        self,
+        step: Step,
+        leaves: Sequence[Any],
+        recorder: Recorder,
+        options: Options,
+        axes: Axes | None = None,
     ) -> Traced:
         guard = TraceGuard()
         lifted: dict[int, Tensor] = {}
@@ -133,7 +141,9 @@ class TorchEngine:
         module.recompile()
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         traced = Traced(
-            reads, writes, lambda compiler: _build(module, reads, writes, tensors, compiler)
+            reads,
+            writes,
+            lambda compiler, bucket=None: _build(module, reads, writes, tensors, compiler),
         )
         return _repeated(traced, options.repeat) if options.repeat else traced
 
@@ -187,7 +197,7 @@ def make() -> TorchEngine:
 def _repeated(traced: Traced, count: int) -> Traced:
     """A step made into several, one after the other."""
 
-    def build(compiler: str) -> Executable:
+    def build(compiler: str, bucket: Sizes | None = None) -> Executable:
         step = traced.build(compiler)
 
         def steps(leaves: Sequence[Any]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trainstep._engines._base import Executable, Step, Tensor, Traced, Variable
+from trainstep._engines._base import Executable, Sizes, Step, Tensor, Traced, Variable
 from trainstep._engines._torch_state import as_tensor, set_grad_enabled, write_back
 from trainstep._state import Recorder, Recording, initialize_pending
 
@@ -23,7 +23,7 @@ def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder, culprit: st
     _run(step, tensors, recorder)
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
 
-    def build(compiler: str) -> Executable:
+    def build(compiler: str, bucket: Sizes | None = None) -> Executable:
         def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
             scope = Recording(recorder.place)
             enabled = torch.is_grad_enabled()
