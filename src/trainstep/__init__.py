@@ -5,6 +5,7 @@ Importing this imports Keras and nothing of an engine besides the one that Keras
 
 from trainstep._accelerate import accelerate as accelerate
 from trainstep._accelerate import restore as restore
+from trainstep._cache import set_cache as set_cache
 from trainstep._errors import ArgumentError as ArgumentError
 from trainstep._errors import ControlFlowError as ControlFlowError
 from trainstep._errors import ForeignTraceError as ForeignTraceError
@@ -53,5 +54,6 @@ __all__ = [
     "grad",
     "ledger",
     "restore",
+    "set_cache",
     "value_and_grad",
 ]
