@@ -28,6 +28,7 @@ from trainstep._logs import Logs as Logs
 from trainstep._shapes import Shapes as Shapes
 from trainstep._spec import Spec as Spec
 from trainstep._trainer import Trainer as Trainer
+from trainstep._verify import Verification as Verification
 from trainstep._version import __version__ as __version__
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "TraceEvent",
     "Trainer",
     "TrainstepError",
+    "Verification",
     "accelerate",
     "clip_by_global_norm",
     "function",

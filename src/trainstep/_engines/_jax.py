@@ -25,6 +25,7 @@ from trainstep._engines._base import (
     Executable,
     Loss,
     Options,
+    Refused,
     Sizes,
     Step,
     Tensor,
@@ -197,8 +198,13 @@ def _trace_sizes(
     """Records a step with symbols for the sizes that vary."""
     stand_ins, sizes = symbolic(leaves, axes)
     assumptions = Assumptions(sizes)
-    with recorder, assuming(assumptions):
-        closed = _record(recorder, step, stand_ins)
+    try:
+        with recorder, assuming(assumptions):
+            closed = _record(recorder, step, stand_ins)
+    except (TypeError, jax.core.InconclusiveDimensionOperation) as error:
+        if any(word in str(error) for word in ("_DimExpr", "ymbolic dimension")):
+            raise Refused("Python needs a size that varies as a number") from error
+        raise
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
     check_state(closed, writes)
 
