@@ -147,7 +147,7 @@ class Compiler:
         try:
             recorder, traced, build = self._trace(call, pattern, first)
         except Refused as refusal:
-            self.ledger.record(replace(event, trace_seconds=_since(started)), signature)
+            self.ledger.record(replace(event, trace_seconds=_since(started)))
             self._sized.refuse(call, pattern, refusal)
             return False
         event = replace(event, trace_seconds=_since(started), **_touched(traced))
