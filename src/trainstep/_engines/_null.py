@@ -28,8 +28,12 @@ from trainstep._state import Recorder
 class NullEngine:
     """Compiles nothing.
 
+    Args:
+        sizes: What sizes that vary cost, as of other engines: "exact", "bucket" or "dynamic".
+
     Attributes:
         compiled: The shapes of the arrays of each trace.
+        buckets: The sizes of each program for sizes that vary.
         runs: How often a program was run.
 
     Example:
@@ -46,10 +50,11 @@ class NullEngine:
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("nothing",)
     branches_by_value = False
-    sizes = "exact"
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: str = "exact") -> None:
+        self.sizes = sizes
         self.compiled: list[list[tuple[int, ...]]] = []
+        self.buckets: list[dict[str, int]] = []
         self.runs = 0
 
     def canonical(self, dtype: str) -> str:
@@ -93,6 +98,9 @@ class NullEngine:
         self.compiled.append([tuple(x.shape) for x in leaves])
 
         def build(compiler: str, bucket: Sizes | None = None) -> Executable:
+            if bucket is not None:
+                self.buckets.append(dict(bucket))
+
             def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
                 self.runs += 1
                 return outputs
