@@ -77,7 +77,8 @@ def test_auto_compiles_the_first_size_as_it_is_and_records_once_for_the_others()
     assert f.trace_count == 2
     assert engine.buckets == [{"batch": 32}]
     assert [e.kind for e in f.ledger] == ["trace", "trace", "bucket"]
-    assert f.ledger[1].changes == ("x: float32[32,2] -> float32[batch,2]",)
+    assert f.ledger[1].changes == ("x: float32[32,2] -> float32[5,2]",)
+    assert f.ledger[1].signature == "x: float32[batch,2]"
 
 
 def test_bucket_records_at_once() -> None:
