@@ -127,6 +127,11 @@ class Function(Generic[P, R]):
         """How many programs are kept."""
         return len(self._programs)
 
+    @property
+    def padding(self) -> float:
+        """The part of what was computed for sizes that vary that was padding."""
+        return self._programs.padding()
+
     def warm_up(
         self, *args: Any, largest: int | Mapping[str, int] | None = None, **kwargs: Any
     ) -> None:

@@ -56,18 +56,19 @@ def test_two_sizes_have_buckets_of_both() -> None:
 def test_a_closer_bucket_is_worth_it_once_it_would_have_saved_its_price() -> None:
     found = buckets(32, patience=10)
     found.compiled.append((32,))
-    account, saved = found.account([8])
-    assert saved == 24
+    account = found.account([8], (32,))
+    assert account.saved == 24
     # Ten steps of eight rows are 80: four calls would have saved 96.
-    assert [found.note(account, saved, 8) for _ in range(4)] == [False, False, False, True]
+    assert [found.note(account) for _ in range(4)] == [False, False, False, True]
+    assert (found.rows, found.padded) == (32, 128)
 
 
 def test_a_size_that_is_served_closely_saves_nothing() -> None:
     found = buckets(32, patience=1)
     found.compiled.append((32,))
-    account, saved = found.account([30])
-    assert saved == 0
-    assert not any(found.note(account, saved, 30) for _ in range(1000))
+    account = found.account([30], (32,))
+    assert account.saved == 0
+    assert not any(found.note(account) for _ in range(1000))
 
 
 def test_auto_compiles_the_first_size_as_it_is_and_records_once_for_the_others() -> None:
