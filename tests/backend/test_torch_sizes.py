@@ -327,6 +327,42 @@ def own_gradient() -> Case:
     return Case(step, lambda n: [normal(n, 4)], (B,))
 
 
+def in_place_and_constants() -> Case:
+    """Updates in place, of the input too; branches that assign; arrays from outside of the step."""
+    w, count = keras.Variable(normal(4)), keras.Variable(0, dtype="int32", trainable=False)
+    tensor, array = torch.ones(4) * 3, np.arange(4, dtype="float32")
+
+    def step(x: Any) -> list[Any]:
+        x.add_(tensor)
+        w.value.detach().mul_(0.5)
+        ops.cond(
+            ops.sum(x) > 30.0, lambda: count.assign(count + 1), lambda: count.assign(count - 1)
+        )
+        rows = ops.multiply(x[1:], array)
+        rows[:1] = 0.0
+        return [x, rows, x.T, w * 1.0, ops.sum(x[: x.shape[0] // 2] @ w)]
+
+    sizes = [(4,), (5,), (16,), (33,)]
+    return Case(step, lambda n: [normal(n, 4)], (B,), sizes)
+
+
+def loss_scaling() -> Case:
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(2)])
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), dynamic_growth_steps=2
+    )
+    optimizer.build(model.trainable_variables)
+
+    def step(x: Any) -> list[Any]:
+        value, gradients = ts.value_and_grad(
+            lambda: optimizer.scale_loss(ops.mean(model(x) ** 2)), model.trainable_variables
+        )()
+        optimizer.apply(gradients, model.trainable_variables)
+        return [value, *gradients]
+
+    return Case(step, lambda n: [normal(n, 4)], (B,))
+
+
 CASES = [
     mlp,
     weighted,
@@ -341,6 +377,8 @@ CASES = [
     two_inputs,
     vae,
     own_gradient,
+    in_place_and_constants,
+    loss_scaling,
 ]
 
 
