@@ -193,13 +193,16 @@ class Function(Generic[P, R]):
         varying: Any = make(shapes=shapes, dynamic=dynamic)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SizesWarning)
-            varying.warm_up(*args, **kwargs)
+            for each in (exact, varying):  # a trace may draw random numbers, too
+                each.warm_up(*args, **kwargs)
         refusals = [event.reason for event in varying.ledger if event.kind == "refused"]
         if refusals or not varying._programs.families:
             return Verification("; ".join(refusals) or "no size varies", {}, tolerance)
         families = next(iter(varying._programs.families.values()))
         written = families[0].traced.writes
-        return Verification("", compared(exact, varying, (args, kwargs), written), tolerance)
+        draws = self._engine.same_draws
+        found = compared(exact, varying, (args, kwargs), written, draws)
+        return Verification("", found, tolerance)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundFunction(self, instance)

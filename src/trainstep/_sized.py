@@ -253,13 +253,13 @@ class Sized:
         if family is None or not broken:
             cause = next(reversed(self._refused.get(call.key[0], {}).values()), "")
             return cause and f"a program for every size, because of: {cause}"
-        if broken not in family.told:
+        if broken.endswith(")") and broken not in family.told:
             family.told.add(broken)
             self._warn(
-                f"treats {broken} as a case of its own",
+                f"takes another way for some sizes than for those with {broken}",
                 "let the step do the same for every size, or pass shapes='exact'",
             )
-        return f"the step treats {broken} as a case of its own"
+        return f"the program for sizes that vary serves {broken}"
 
     def _warn(self, what: str, cure: str) -> None:
         warnings.warn(

@@ -7,6 +7,7 @@ It runs the step once, on the arrays as they are, keeps what it was asked to com
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,9 @@ class NullEngine:
 
     def disk_hits(self) -> int:
         return 0
+
+    def same_draws(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # its draws are those of seeds, which are state
 
     def place(self) -> Any:
         return None

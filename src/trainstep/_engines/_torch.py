@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +89,12 @@ class TorchEngine:
     def disk_hits(self) -> int:
         dynamo = sys.modules.get("torch._dynamo.utils")  # there once inductor has been used
         return int(dynamo.counters["inductor"]["fxgraph_cache_hit"]) if dynamo else 0
+
+    @contextmanager
+    def same_draws(self) -> Iterator[None]:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            yield
 
     def place(self) -> Any:
         return None

@@ -125,20 +125,19 @@ class VaryingSizes:
             raise Refused("a size that depends on values")
         # torch takes 0 and 1 for constants, and says so in the bounds only. They come first, for a
         # guard may make no sense outside of them, and last as the guards have made them.
-        assumed: dict[Any, None] = dict.fromkeys(
-            sympy.Ge(name, 2) for name in self._env.names.values()
-        )
-        assumed |= dict.fromkeys(g.expr.xreplace(self._env.names) for g in self._env.guards)
+        assumed = {sympy.Ge(name, 2): "" for name in self._env.names.values()}
+        assumed |= self._env.sites
         for symbol, name in self._env.names.items():
             bounds = self._env.var_to_range[symbol]
-            assumed[sympy.Ge(name, bounds.lower)] = None
+            assumed.setdefault(sympy.Ge(name, bounds.lower), "")
             if bounds.upper.is_Integer:
-                assumed[sympy.Le(name, bounds.upper)] = None
+                assumed.setdefault(sympy.Le(name, bounds.upper), "")
         names = {name: _named(name) for name in self._hints}
 
         def broken(sizes: Sizes) -> str:
             numbers = {symbol: sympy.Integer(sizes[name]) for name, symbol in names.items()}
-            return next((_text(e) for e in assumed if not _holds(e, numbers)), "")
+            found = (_text(e) + where for e, where in assumed.items() if not _holds(e, numbers))
+            return next(found, "")
 
         wrong = broken(self._hints)
         if wrong:
@@ -152,6 +151,7 @@ class _Env(ShapeEnv):  # type: ignore[misc]
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.names: dict[Any, Any] = {}  # what a reader knows the symbols by
+        self.sites: dict[Any, str] = {}  # what was found out, and the user's line
         self._checked = 0
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
@@ -169,6 +169,7 @@ class _Env(ShapeEnv):  # type: ignore[misc]
                 for number in _OTHERS
             ):
                 raise Refused(f"`{_text(expression.lhs)}` is needed as a number{_asker()}")
+            self.sites.setdefault(expression, f" ({_site.here()})")
             self._checked += 1
 
 
