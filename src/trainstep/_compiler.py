@@ -79,6 +79,7 @@ class Compiler:
             engine=engine,
             programs=self.programs,
             ledger=self.ledger,
+            one_trace=max_traces == 1,
         )
 
     def flatten(self, values: Sequence[Any]) -> tuple[Key, list[Any]]:
