@@ -77,24 +77,24 @@ class Bench:
         keras.utils.set_random_seed(17)
         self.case = case
         self.built: Built = case.build()
-        every = [v for model in self.built.models for v in model.variables]
+        models = self.built.models
+        by_gradient = [v for model in models for v in model.trainable_variables]
+        every = [v for model in models for v in model.variables]
         every += [v for metric in self.built.metrics for v in metric.variables]
-        every += [seed.state for seed in self.built.seeds]
-        every = list({id(v): v for v in every}.values())
-        by_gradient = [v for model in self.built.models for v in model.trainable_variables]
+        every += self.built.others
         self.trained = list({id(v): v for v in by_gradient}.values())
-        known = {id(v) for v in self.trained}
-        self.others = [v for v in every if id(v) not in known]
-        self._start = [_host(v.value) for v in self.others]
+        # With the trained ones: a layer may write its own weights (spectral normalisation does).
+        self.states = list({id(v): v for v in every}.values())
+        self._start = [_host(v.value) for v in self.states]
 
     def data(self, n: int, t: int) -> dict[str, np.ndarray]:
         """The same arrays whenever the sizes are the same."""
         return self.built.data(n, t, np.random.default_rng(1000 * n + t))
 
     def step(self, batch: dict[str, Any]) -> Any:
-        """The step that is compiled: loss, gradients, and what it left in the other variables."""
+        """The step that is compiled: loss, gradients, and what it left in the variables."""
         loss, gradients = ts.value_and_grad(self.built.loss_of, self.trained)(batch)
-        return loss, gradients, [v.value for v in self.others]
+        return loss, gradients, [v.value for v in self.states]
 
     def run(self, compiled: Callable[[dict[str, np.ndarray]], Any], size: Size) -> Results:
         """One run from the start's state, which is there again afterwards."""
@@ -109,11 +109,11 @@ class Bench:
                 },
                 {
                     f"{i} {v.path}": _host(s)
-                    for i, (v, s) in enumerate(zip(self.others, states, strict=True))
+                    for i, (v, s) in enumerate(zip(self.states, states, strict=True))
                 },
             )
         finally:
-            for variable, value in zip(self.others, self._start, strict=True):
+            for variable, value in zip(self.states, self._start, strict=True):
                 variable.assign(value)
 
 

@@ -46,7 +46,7 @@ def test_arrays_have_the_sizes_asked_for(name: str) -> None:
 @pytest.mark.parametrize("name", ["batch_norm_dense", "lstm_with_dropout", "metric_auc"])
 def test_a_run_leaves_the_variables_as_they_were(name: str) -> None:
     bench = Bench(CASES[name])
-    before = [np.array(keras.ops.convert_to_numpy(v), copy=True) for v in bench.others]
+    before = [np.array(keras.ops.convert_to_numpy(v), copy=True) for v in bench.states]
 
     results = bench.run(bench.step, (5, 7))
 
@@ -54,7 +54,7 @@ def test_a_run_leaves_the_variables_as_they_were(name: str) -> None:
         not np.array_equal(a, b) for a, b in zip(before, results.states.values(), strict=True)
     ]
     assert any(changed)
-    for was, variable in zip(before, bench.others, strict=True):
+    for was, variable in zip(before, bench.states, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), was)
 
 

@@ -37,14 +37,14 @@ class Built:
         loss_of: The loss of a batch, a scalar; it also updates the metrics.
         arrays: By name, what makes an array for `n` rows, `t` steps and a random generator.
         metrics: The metrics that `loss_of` updates, with their variables.
-        seeds: Random generators that belong to no model.
+        others: Variables that belong to none of them, as the states of random generators.
     """
 
     models: tuple[Any, ...]
     loss_of: Callable[[Batch], Tensor]
     arrays: Mapping[str, Array]
     metrics: tuple[keras.Metric, ...] = ()
-    seeds: tuple[keras.random.SeedGenerator, ...] = ()
+    others: tuple[keras.Variable, ...] = ()
 
     @property
     def model(self) -> Any:

@@ -107,7 +107,7 @@ def wasserstein_penalty() -> Built:
         return apart + 10 * ops.mean(ops.square(size - 1))
 
     arrays = {"real": floats(6), "made": floats(6)}
-    return Built((critic,), loss_of, arrays, seeds=(seed,))
+    return Built((critic,), loss_of, arrays, others=(seed.state,))
 
 
 @case("task")
@@ -123,4 +123,4 @@ def random_features_of_the_batch() -> Built:
         pick = keras.random.randint((rows,), 0, 6, seed=seed)
         return ops.mean(squared(batch["y"], model(x * keep + ops.one_hot(pick, 6), training=True)))
 
-    return Built((model,), loss_of, {"x": floats(6), "y": floats(2)}, seeds=(seed,))
+    return Built((model,), loss_of, {"x": floats(6), "y": floats(2)}, others=(seed.state,))

@@ -50,7 +50,7 @@ LOSSES: dict[str, tuple[Callable[[], Any], str | None, int, Array]] = {
         losses.CategoricalGeneralizedCrossEntropy,
         "softmax",
         3,
-        one_hot(3),
+        ids(3),
     ),
     "smoothed_labels": (
         lambda: losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
