@@ -25,15 +25,23 @@ Loss = Callable[[Sequence[Tensor]], tuple[Tensor, Any]]
 # or (None) every trainable one that was read.
 Wanted = Sequence[Variable] | Callable[[], Sequence[Variable]] | None
 Executable = Callable[[Sequence[Any]], Sequence[Tensor]]
-# Of each array of a call, by axis, the name of a size that varies, or None: `(("b", None), ("b",))`.
+# Of each array of a call, by axis, the name of a size that varies, or None: `(("n", None), ("n",))`
 Axes = Sequence[Sequence[str | None]]
 Sizes = Mapping[str, int]
 
 
 class Refused(Exception):
-    """A step cannot be recorded once for sizes that vary; the text says what stands against it."""
+    """A step cannot be recorded once for sizes that vary; the text says what stands against it.
+
+    Attributes:
+        frames: Files and lines that it comes from, innermost first, if no traceback tells.
+    """
 
     _keras_call_info_injected = True  # Keras passes it on as it is
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.frames: Sequence[tuple[str, int]] = ()
 
 
 @runtime_checkable

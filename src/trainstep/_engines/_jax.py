@@ -21,8 +21,10 @@ from jax.extend import core as jex
 
 from trainstep._engines._base import (
     Axes,
+    Executable,
     Loss,
     Options,
+    Sizes,
     Step,
     Tensor,
     Traced,
@@ -30,7 +32,9 @@ from trainstep._engines._base import (
     Wanted,
     chosen,
 )
+from trainstep._engines._jax_bucket import build_bucket, check_state
 from trainstep._engines._jax_program import build
+from trainstep._engines._jax_sizes import Assumptions, assuming, symbolic
 from trainstep._errors import ForeignTraceError
 from trainstep._outputs import take_out
 from trainstep._state import Branch, Recorder, Recording, current_scope
@@ -97,6 +101,8 @@ class JaxEngine:
         options: Options,
         axes: Axes | None = None,
     ) -> Traced:
+        if axes is not None:
+            return _trace_sizes(step, leaves, recorder, options, axes)
         with recorder:
             closed = _record(
                 recorder,
@@ -179,6 +185,23 @@ def _record(scope: Recording, step: Step, leaves: Sequence[Any]) -> Any:
         debug_info=_unnamed(jaxpr.debug_info, len(scope.reads)),
     )
     return jex.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def _trace_sizes(
+    step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options, axes: Axes
+) -> Traced:
+    """Records a step with symbols for the sizes that vary."""
+    stand_ins, sizes = symbolic(leaves, axes)
+    assumptions = Assumptions(sizes)
+    with recorder, assuming(assumptions):
+        closed = _record(recorder, step, stand_ins)
+    reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
+    check_state(closed, writes)
+
+    def build_for(compiler: str, bucket: Sizes | None = None) -> Executable:
+        return build_bucket(closed, reads, writes, options, axes=axes, sizes=bucket or sizes)
+
+    return Traced(reads, writes, build_for, broken=assumptions.broken)
 
 
 def _unnamed(info: Any, count: int) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from trainstep._engines._base import Executable, Options, Tensor, Variable
+from trainstep._engines._padding import SMALL, own
 from trainstep._source import Source, define
 
 _value = itemgetter("_value")
@@ -52,7 +53,7 @@ def build(
     compiled = jax.jit(fun, donate_argnums=tuple(donated)).lower(*shapes).compile()
     if fallible:
         return _careful(compiled, [*changed, *fixed], writes)
-    return _Lean(_direct_call(compiled), changed, fixed, writes, bool(donated))
+    return Lean(_direct_call(compiled), changed, fixed, writes, bool(donated))
 
 
 def _has_callback(jaxpr: Any) -> bool:
@@ -88,14 +89,9 @@ _GUARD = """
 if max(map(refcount, state)) > alone:
     state = apart(state, list(map(refcount, state)))
 """
-# JAX reads NumPy memory later, while the caller may be filling the next batch into it: in place if
-# it is aligned; if it is large, even the copy is made on another thread. So it gets a copy of ours,
-# aligned, which it takes as it is. For a small array, aligning costs more than a second copy.
-_SMALL = 131072  # bytes
-_ALIGNMENT = 64
 
 
-class _Lean:
+class Lean:
     """Runs a compiled step on the variables where they are."""
 
     def __init__(
@@ -123,14 +119,10 @@ class _Lean:
 
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""
-        leaves = [
-            name
-            if type(x) is not np.ndarray
-            else f"{name}.copy()"
-            if x.nbytes <= _SMALL
-            else f"aligned({name})"
-            for name, x in arrays.items()
-        ]
+        return self.running([settled_text(name, x) for name, x in arrays.items()])
+
+    def running(self, leaves: Sequence[str]) -> Source:
+        """Statements that run the program on the arrays that these expressions give."""
         text = _RUN.format(guard=self._guard, leaves=", ".join(leaves))
         return Source(text, self._names)
 
@@ -161,20 +153,18 @@ def _apart(state: list[Tensor], counts: list[int]) -> list[Tensor]:
     return [jnp.array(x, copy=True) if count > _ALONE else x for x, count in pairs]
 
 
-def _settled(x: Any) -> Any:
+# JAX reads NumPy memory later, while the caller may be filling the next batch into it: in place if
+# it is aligned; if it is large, even the copy is made on another thread. So it gets a copy of ours.
+def settled(x: Any) -> Any:
     """An argument that nobody else will write to."""
+    return own(x) if type(x) is np.ndarray else x
+
+
+def settled_text(name: str, x: Any) -> str:
+    """The expression of the same, for an array like this one."""
     if type(x) is not np.ndarray:
-        return x
-    return x.copy() if x.nbytes <= _SMALL else _aligned(x)
-
-
-def _aligned(x: Any) -> Any:
-    """A copy that JAX takes as it is."""
-    memory = np.empty(x.nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    copy = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
-    copy[...] = x
-    return copy
+        return name
+    return f"{name}.copy()" if x.nbytes <= SMALL else f"own({name})"
 
 
 def _count_when_alone() -> int:
@@ -186,15 +176,15 @@ def _count_when_alone() -> int:
 
 _ALONE = _count_when_alone()
 _TOOLS = {
-    "aligned": _aligned,
     "alone": _ALONE,
     "apart": _apart,
     "consume": _consume,
     "from_iterable": chain.from_iterable,
+    "own": own,
     "refcount": sys.getrefcount,
     "repeat": repeat,
     "setitem": setitem,
-    "settled": _settled,
+    "settled": settled,
     "starmap": starmap,
     "value": _value,
 }

@@ -1,0 +1,129 @@
+"""JAX: a step that was recorded for sizes that vary, compiled for one bucket of them.
+
+arrays --padded to the bucket--> program(state, arrays, true sizes) --cut--> outputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainstep._engines._base import Axes, Executable, Options, Refused, Sizes, Tensor, Variable
+from trainstep._engines._jax_program import Lean, build, settled_text
+from trainstep._engines._jax_sizes import true_shape
+from trainstep._engines._masking import evaluate
+from trainstep._engines._masking._bucket import Bucket, varying
+from trainstep._engines._padding import padded
+from trainstep._source import Source
+
+
+def check_state(closed: Any, writes: Sequence[Variable]) -> None:
+    """Refuses a step that gives a variable a shape that varies."""
+    for variable, value in zip(writes, closed.jaxpr.outvars, strict=False):
+        if varying(value.aval.shape):
+            raise Refused(f"variable `{variable.path}` gets a value whose size varies")
+
+
+def build_bucket(
+    closed: Any,
+    reads: list[Variable],
+    writes: list[Variable],
+    options: Options,
+    *,
+    axes: Axes,
+    sizes: Sizes,
+) -> Executable:
+    """Compiles a step for arrays of at most these sizes."""
+    names = sorted(sizes)
+
+    def masked(*operands: Tensor) -> list[Tensor]:
+        *arrays, true = operands
+        bucket = Bucket(sizes, {name: true[place] for place, name in enumerate(names)})
+        return evaluate(bucket, closed.jaxpr, closed.consts, arrays)
+
+    bucket = Bucket(sizes, sizes)
+    shapes = [
+        jax.ShapeDtypeStruct(bucket.shape(aval.shape), aval.dtype) for aval in closed.in_avals
+    ]
+    recorded = jax.make_jaxpr(masked)(*shapes, jax.ShapeDtypeStruct((len(names),), jnp.int32))
+    run = build(recorded, reads, writes, options)
+    arrays = [shape.shape for shape in shapes[len(reads) :]]
+    outputs = [v.aval.shape for v in closed.jaxpr.outvars[len(writes) :]]
+    return Bucketed(run, names, arrays, axes, outputs)
+
+
+class Bucketed:
+    """Runs a program on arrays of any size up to its own."""
+
+    def __init__(
+        self,
+        run: Executable,
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        axes: Axes,
+        outputs: Sequence[Sequence[Any]],
+    ) -> None:
+        self._run, self._names, self._shapes, self._outputs = run, names, shapes, outputs
+        self._varies = [any(name is not None for name in labels) for labels in axes]
+        places = {
+            name: (leaf, axis)
+            for leaf, labels in reversed(list(enumerate(axes)))
+            for axis, name in enumerate(labels)
+            if name is not None
+        }
+        self._places = [places[name] for name in names]  # where each size can be read
+        self._cut = [place for place, shape in enumerate(outputs) if varying(shape)]
+        self._true: dict[tuple[int, ...], list[tuple[slice, ...]]] = {}
+
+    def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
+        sizes = tuple(leaves[leaf].shape[axis] for leaf, axis in self._places)
+        arrays = [padded(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
+        outs = list(self._run([*arrays, np.array(sizes, np.int32)]))
+        return self.cut(outs, sizes) if self._cut else outs
+
+    def inline(self, arrays: dict[str, Any]) -> Source:
+        """The same for these arguments, to be written into the path of a hit."""
+        if not isinstance(self._run, Lean):
+            return Source(
+                f"outs = bucketed(({''.join(f'{name}, ' for name in arrays)}))", {"bucketed": self}
+            )
+        named = list(arrays)
+        leaves = [
+            settled_text(name, x) if not varies else f"padded({name}, shape_{name})"
+            for (name, x), varies in zip(arrays.items(), self._varies, strict=True)
+        ]
+        sizes = "".join(f"{named[leaf]}.shape[{axis}], " for leaf, axis in self._places)
+        run = self._run.running([*leaves, "array(sizes, int32)"])
+        text = f"sizes = ({sizes})\n{run.text}"
+        if self._cut:
+            text += "outs = cut(outs, sizes)\n"
+        shapes = {f"shape_{n}": shape for n, shape in zip(named, self._shapes, strict=True)}
+        tools = {"padded": padded, "array": np.array, "int32": np.int32, "cut": self.cut}
+        return Source(text, {**run.names, **shapes, **tools})
+
+    def cut(self, outs: list[Tensor], sizes: tuple[int, ...]) -> list[Tensor]:
+        """The outputs without their padding."""
+        slices = self._true.get(sizes)
+        if slices is None:
+            by_name = dict(zip(self._names, sizes, strict=True))
+            shapes = [true_shape(self._outputs[place], by_name) for place in self._cut]
+            slices = [tuple(map(slice, shape)) for shape in shapes]
+            if len(self._true) < _REMEMBERED:
+                self._true[sizes] = slices
+        for place, part in zip(self._cut, slices, strict=True):
+            outs[place] = _part(outs[place], part)
+        return outs
+
+
+_REMEMBERED = 4096  # sizes whose shapes of outputs are kept
+
+
+def _part(x: Tensor, part: tuple[slice, ...]) -> Tensor:
+    """The first part of an array. JAX would compile a program for every new size of it."""
+    if jax.default_backend() == "cpu":
+        return jax.device_put(np.asarray(x)[part])
+    return x[part]

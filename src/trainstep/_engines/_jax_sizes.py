@@ -1,0 +1,152 @@
+"""JAX: a step recorded with symbols for the sizes that vary, and what it took for granted.
+
+JAX traces with symbolic sizes, and answers comparisons that hold for every size. Others it refuses
+(`n > 8`) or, for `==`, answers with False in silence. While we trace, those are answered too, as
+for the sizes of the call at hand, `==` with False, and noted: a call whose sizes would have been
+answered otherwise is not served by this record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import export
+from jax._src.export import shape_poly
+
+from trainstep._engines._base import Axes, Sizes
+from trainstep._engines._masking._bucket import value_of, varies
+
+# Comparisons in these parts of JAX are about broadcasting, caches and empty arrays; either answer
+# gives the same numbers for every size from 1 on.
+_NEUTRAL = ("jax._src.core", "jax._src.tree_util", "jax._src.interpreters", "jax._src.lax")
+
+
+class Comparison(NamedTuple):
+    """A question about sizes, as it was answered."""
+
+    left: Any
+    relation: str  # == or >=
+    right: Any
+    answer: bool
+
+    def holds(self, sizes: Sizes) -> bool:
+        """Whether these sizes have the same answer."""
+        difference = int(value_of(self.left, sizes)) - int(value_of(self.right, sizes))
+        return (difference == 0 if self.relation == "==" else difference >= 0) is self.answer
+
+    def __str__(self) -> str:
+        """The opposite of the answer: what is so when it does not hold."""
+        if self.relation == "==":
+            return f"{self.left} == {self.right}"
+        return f"{self.left} {'<' if self.answer else '>='} {self.right}"
+
+
+class Assumptions:
+    """What a record takes for granted about sizes."""
+
+    def __init__(self, hint: Sizes) -> None:
+        self._hint = hint
+        self._noted: dict[Comparison, None] = {}
+
+    def broken(self, sizes: Sizes) -> str:
+        """The first thing that is not so for these sizes; "" if all is."""
+        return next((str(c) for c in self._noted if not c.holds(sizes)), "")
+
+    def not_equal(self, left: Any, right: Any) -> None:
+        """Notes that two sizes were taken as different."""
+        if not _asked_by(_NEUTRAL):
+            self._noted[Comparison(left, "==", right, False)] = None
+
+    def at_least(self, left: Any, right: Any) -> bool:
+        """Whether one is at least the other, for the sizes at hand."""
+        answer = bool(value_of(left, self._hint) >= value_of(right, self._hint))
+        self._noted[Comparison(left, ">=", right, answer)] = None
+        return answer
+
+
+def _asked_by(modules: tuple[str, ...]) -> bool:
+    """Whether the innermost frame outside this file and JAX's own of sizes is in a module."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__") in (__name__, shape_poly.__name__) and frame.f_back:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).startswith(modules)
+
+
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def assuming(assumptions: Assumptions) -> Iterator[None]:
+    """Answers what JAX cannot about sizes, in this thread, until the trace is over."""
+    expression = shape_poly._DimExpr
+    equal, at_least = expression.__eq__, shape_poly._geq_decision
+
+    def noted_equal(self: Any, other: Any) -> bool:
+        answer = bool(equal(self, other))
+        noting = getattr(_local, "assumptions", None)
+        if noting is not None and not answer and _comparable(self, other):
+            noting.not_equal(self, other)
+        return answer
+
+    def noted_at_least(left: Any, right: Any, text: Callable[[], str]) -> bool:
+        try:
+            return bool(at_least(left, right, text))
+        except shape_poly.InconclusiveDimensionOperation:
+            noting = getattr(_local, "assumptions", None)
+            if noting is None:
+                raise
+            return bool(noting.at_least(left, right))
+
+    # Both are restored below; `_local` keeps other threads out meanwhile.
+    expression.__eq__ = noted_equal
+    shape_poly._geq_decision = noted_at_least
+    _local.assumptions = assumptions
+    try:
+        yield
+    finally:
+        _local.assumptions = None
+        expression.__eq__, shape_poly._geq_decision = equal, at_least
+
+
+def _comparable(left: Any, right: Any) -> bool:
+    """Whether two sizes may be equal for some values of the symbols."""
+    if isinstance(right, shape_poly._DimExpr):
+        return left.scope is right.scope and varies(left - right)
+    return isinstance(right, int)
+
+
+def symbolic(leaves: Sequence[Any], axes: Axes) -> tuple[list[Any], dict[str, int]]:
+    """Stand-ins for the arrays of a call, with symbols, and the sizes that these have now."""
+    names = sorted({name for labels in axes for name in labels if name is not None})
+    symbols = dict(zip(names, export.symbolic_shape(", ".join(names)), strict=True))
+    stand_ins = [
+        jax.ShapeDtypeStruct(
+            tuple(
+                size if name is None else symbols[name]
+                for size, name in zip(leaf.shape, labels, strict=True)
+            ),
+            leaf.dtype,
+        )
+        for leaf, labels in zip(leaves, axes, strict=True)
+    ]
+    return stand_ins, sizes_of(leaves, axes)
+
+
+def sizes_of(leaves: Sequence[Any], axes: Axes) -> dict[str, int]:
+    """The sizes that vary, as they are in these arrays."""
+    return {
+        name: int(size)
+        for leaf, labels in zip(leaves, axes, strict=True)
+        for size, name in zip(leaf.shape, labels, strict=True)
+        if name is not None
+    }
+
+
+def true_shape(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape with symbols, for these sizes."""
+    return tuple(int(value_of(dim, sizes)) for dim in shape)

@@ -1,0 +1,65 @@
+"""The two sizes of an axis: what the arrays have, and what counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.export import is_symbolic_dim
+
+Tensor = Any
+Dim = Any  # an int, or an expression of symbols
+Shape = Sequence[Dim]
+
+
+def varies(dim: Dim) -> bool:
+    """Whether a dimension depends on a size that varies."""
+    return bool(is_symbolic_dim(dim))
+
+
+def varying(shape: Shape) -> list[int]:
+    """The axes whose size varies."""
+    return [axis for axis, dim in enumerate(shape) if varies(dim)]
+
+
+def value_of(dim: Dim, sizes: Mapping[str, Any]) -> Any:
+    """A dimension, given the symbols' values."""
+    return dim._evaluate(sizes) if varies(dim) else dim
+
+
+class Bucket:
+    """The sizes of one evaluation, by the names of the symbols."""
+
+    def __init__(self, padded: Mapping[str, int], true: Mapping[str, Tensor]) -> None:
+        self._padded, self._true = padded, true
+
+    def padded(self, dim: Dim) -> int:
+        """The size that arrays have."""
+        return int(value_of(dim, self._padded))
+
+    def shape(self, shape: Shape) -> tuple[int, ...]:
+        """The shape that arrays have."""
+        return tuple(map(self.padded, shape))
+
+    def true(self, dim: Dim) -> Tensor:
+        """The size that counts; a tensor if it varies."""
+        return jnp.asarray(value_of(dim, self._true), jnp.int32) if varies(dim) else dim
+
+    def valid(self, shape: Shape, axes: Iterable[int]) -> Tensor:
+        """A mask of the positions that count along some axes, of a shape that broadcasts."""
+        mask: Tensor = True
+        for axis in axes:
+            ones = [1] * len(shape)
+            ones[axis] = size = self.padded(shape[axis])
+            positions = lax.broadcasted_iota(jnp.int32, tuple(ones), axis)
+            mask = mask & (positions < self.true(shape[axis])) if size else mask
+        return mask
+
+    def filled(self, x: Tensor, shape: Shape, axes: Iterable[int], value: Any) -> Tensor:
+        """An array with `value` wherever a position does not count along one of the axes."""
+        axes = [axis for axis in axes if varies(shape[axis])]
+        if not axes:
+            return x
+        return jnp.where(self.valid(shape, axes), x, jnp.asarray(value, x.dtype))

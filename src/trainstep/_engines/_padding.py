@@ -1,0 +1,104 @@
+"""Padding: an array as the first part of a larger one.
+
+What fills the rest does not matter to the numbers. The first row does: it is finite, and valid as
+an index, so that no operation becomes slow over it. Tests and `verify` fill with worse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+SMALL = 131072  # bytes; a smaller array costs less to copy twice than to align
+_ALIGNMENT = 64
+
+Fill = Callable[[Any, Any], None]  # of the part beyond, and of the array
+
+
+def empty(shape: Sequence[int], dtype: Any) -> Any:
+    """Memory that nobody else has; a large array is aligned, so that JAX takes it as it is."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if size <= SMALL:
+        return np.empty(shape, dtype)
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def own(x: Any) -> Any:
+    """A copy of an array."""
+    if x.nbytes <= SMALL:
+        return x.copy()
+    copy = empty(x.shape, x.dtype)
+    copy[...] = x
+    return copy
+
+
+def padded(x: Any, shape: tuple[int, ...]) -> Any:
+    """A copy of an array with a larger shape."""
+    x = np.asarray(x)
+    if x.shape == shape:
+        return own(x)
+    full = empty(shape, x.dtype)
+    full[tuple(map(slice, x.shape))] = x
+    for axis, (size, wanted) in enumerate(zip(x.shape, shape, strict=True)):
+        if size != wanted:
+            # Axes before this one are full already, those after it not yet.
+            before = (*(slice(None),) * axis,)
+            after = tuple(map(slice, x.shape[axis + 1 :]))
+            _fill(full[(*before, slice(size, None), *after)], full[(*before, slice(0, 1), *after)])
+    return full
+
+
+def _by_first(beyond: Any, first: Any) -> None:
+    beyond[...] = first
+
+
+_fill: Fill = _by_first
+
+
+def _by_nan(beyond: Any, first: Any) -> None:
+    """NaN; the largest number where there is no NaN."""
+    kind = beyond.dtype.kind
+    if kind in "iu":
+        beyond[...] = np.iinfo(beyond.dtype).max
+    else:
+        beyond[...] = True if kind == "b" else np.nan
+
+
+def _by_garbage(beyond: Any, first: Any) -> None:
+    """Large random numbers."""
+    rng = np.random.default_rng(beyond.size)
+    noise = rng.normal(0.0, 50.0, beyond.shape)
+    beyond[...] = (
+        noise > 0
+        if beyond.dtype.kind == "b"
+        else np.abs(noise)
+        if (beyond.dtype.kind == "u")
+        else noise
+    )
+
+
+FILLINGS: dict[str, Fill] = {"nan": _by_nan, "garbage": _by_garbage}
+
+
+@contextlib.contextmanager
+def filling(kind: str) -> Iterator[None]:
+    """Fills what lies beyond arrays with "nan" or "garbage" for a while, to show that it is idle.
+
+    Example:
+        >>> import numpy as np
+        >>> from trainstep.testing import filling
+        >>> with filling("nan"):
+        ...     pass  # calls in here are padded with NaN
+    """
+    global _fill
+    _fill = FILLINGS[kind]
+    try:
+        yield
+    finally:
+        _fill = _by_first
