@@ -10,6 +10,7 @@ from trainstep._errors import ControlFlowError as ControlFlowError
 from trainstep._errors import ForeignTraceError as ForeignTraceError
 from trainstep._errors import GradientError as GradientError
 from trainstep._errors import RetraceLimitError as RetraceLimitError
+from trainstep._errors import SizesWarning as SizesWarning
 from trainstep._errors import StateError as StateError
 from trainstep._errors import TrainstepError as TrainstepError
 from trainstep._function import Function as Function
@@ -23,6 +24,7 @@ from trainstep._ledger import Ledger as Ledger
 from trainstep._ledger import TraceEvent as TraceEvent
 from trainstep._ledger import ledger as ledger
 from trainstep._logs import Logs as Logs
+from trainstep._shapes import Shapes as Shapes
 from trainstep._spec import Spec as Spec
 from trainstep._trainer import Trainer as Trainer
 from trainstep._version import __version__ as __version__
@@ -37,6 +39,8 @@ __all__ = [
     "Ledger",
     "Logs",
     "RetraceLimitError",
+    "Shapes",
+    "SizesWarning",
     "Spec",
     "StateError",
     "TraceEvent",

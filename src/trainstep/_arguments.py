@@ -2,7 +2,7 @@
 
 Every value is one of five kinds, chosen by its type once and remembered:
 
-    array      NumPy, the engine's own, lists of numbers, what has `__array__`: by shape, dtype
+    array      NumPy, the engine's own, lists of numbers, what has `__array__`: by dtype and shape
     number     a Python int or float: a 0-d array, so that its value never retraces
     static     bool, str, bytes, None, enum, dtype: by type and value, so 1, 1.0 and True stay apart
     structure  tuple, list, dict, named tuple, dataclass: its parts
@@ -35,6 +35,8 @@ _STATIC = (*_PLAIN_VALUES, enum.Enum, np.dtype, type, pathlib.PurePath)
 _NUMBERS = (int, float)
 
 Handler = Callable[[Any, list[Any], list[Any]], None]
+# Of a call: its structure, static values, objects and dtypes; and the shapes of its arrays.
+Key = tuple[tuple[Any, ...], tuple[tuple[int, ...], ...]]
 
 
 class Arguments:
@@ -57,7 +59,7 @@ class Arguments:
 
     # Every call ---------------------------------------------------------------------------
 
-    def flatten(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    def flatten(self, values: Sequence[Any]) -> tuple[Key, list[Any]]:
         """The key of the call and its arrays, in order."""
         key: list[Any] = []
         leaves: list[Any] = []
@@ -65,7 +67,7 @@ class Arguments:
         for value in values:
             kind = type(value)
             (handlers.get(kind) or self._learn(value, kind))(value, key, leaves)
-        return tuple(key), leaves
+        return (tuple(key), tuple(map(self.engine.shape, leaves))), leaves
 
     def _numpy(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
         known = self._canonical.get(x.dtype)
@@ -75,7 +77,6 @@ class Arguments:
         if cast:  # anew each time: Keras's float type may have been set since
             dtype, _ = self._canonical_of(x)
             x = x.astype(dtype)
-        key.append(x.shape)
         key.append(dtype)
         leaves.append(x)
 
@@ -83,7 +84,6 @@ class Arguments:
         name = self._names.get(x.dtype)
         if name is None:
             name = self._names[x.dtype] = keras.backend.standardize_dtype(x.dtype)
-        key.append(self.engine.shape(x))
         key.append(name)
         leaves.append(x)
 
@@ -216,7 +216,8 @@ class Arguments:
         elif isinstance(key[0], tuple) and key[0][:1] in ((int,), (float,)):
             yield Part(name, type(value).__name__, "number", key[0])
         else:
-            yield Part(name, array_text(key[0], key[1]), "array", tuple(key))
+            shape = tuple(self.engine.shape(leaves[0]))
+            yield Part(name, array_text(shape, key[0]), "array", (shape, key[0]))
 
     def is_plain(self, value: Any) -> bool:
         """Whether a value is an array that enters as it is."""

@@ -1,6 +1,7 @@
 """A missing program: checked, announced, traced, compiled, entered in the ledger.
 
 values --declared?--> ArgumentError
+--sizes vary?--> a record for all of them, or the one there is; its programs are made in `_sized`
 --limit?-----> RetraceLimitError, carrying the entry
 --trace--> the step as the engine recorded it --compile--> Program --> ledger, cache
 """
@@ -9,23 +10,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from trainstep import _site
-from trainstep._arguments import Arguments
+from trainstep._arguments import Arguments, Key
 from trainstep._control import traced_control_flow
 from trainstep._declared import Declared
 from trainstep._domain import domain_of
-from trainstep._engines import Engine, Executable, Options, Traced
+from trainstep._engines import Engine, Executable, Options, Refused, Sizes, Traced
 from trainstep._errors import ControlFlowError, RetraceLimitError, TrainstepError
+from trainstep._family import Family
 from trainstep._ledger import TraceEvent, advice
 from trainstep._outputs import Build, take_out
 from trainstep._parameters import Parameters
-from trainstep._program import Key, Program
+from trainstep._pattern import Pattern, enlarged, with_sizes
+from trainstep._program import Program
+from trainstep._shapes import Shapes, Varying
 from trainstep._sharing import shared
 from trainstep._signature import Change, Signature, nearest
+from trainstep._sized import Call, Sized
 from trainstep._state import Recorder, deferred_constants
 from trainstep._tuning import Tuned
 from trainstep._watch import Watch
@@ -45,21 +50,36 @@ class Compiler:
         *,
         engine: Engine,
         options: Options,
-        declared: Declared | None,
+        shapes: Shapes,
+        dynamic: Mapping[str, Any] | None,
+        signature: Sequence[Any] | None,
         check: Callable[..., None] | None,
         max_traces: int | None,
     ) -> None:
         self.name = name
         self.parameters = Parameters(fn)
         self.arguments = Arguments(engine)
-        settings = (options, engine.name, max_traces, declared and repr(declared))
-        self.programs, self.ledger = shared(fn, name, settings)
+        names = self.parameters.names
+        self._declared = None if signature is None else Declared(name, names, signature)
+        varying = Varying(dynamic, names)
+        if self._declared is not None:
+            self._declared.tell_sizes(varying)
+        described = (self._declared and repr(self._declared), repr(dynamic), repr(shapes))
+        settings = (options, engine.name, max_traces, *described)
+        self.programs, self.ledger = shared(fn, name, shapes.max_programs, settings)
         self._fn = fn
         self._engine = engine
         self._options = options
-        self._declared = declared
         self._check = check
         self._max_traces = max_traces
+        self._sized = Sized(
+            name,
+            shapes if not options.repeat else replace(shapes, policy="exact"),
+            varying,
+            engine=engine,
+            programs=self.programs,
+            ledger=self.ledger,
+        )
 
     def flatten(self, values: Sequence[Any]) -> tuple[Key, list[Any]]:
         """The key of a call and its arrays."""
@@ -73,93 +93,174 @@ class Compiler:
             raise
 
     def program(self, values: Sequence[Any]) -> Program:
-        """Makes the program for a call."""
+        """The program for a call that has not been made before."""
+        site = _site.caller()
+        key, leaves = self.flatten(values)
+        program = self._sized.find(key)  # another size; nothing is traced, so no lock is needed
+        if program is not None:
+            return program
+        with _tracing:
+            # Another thread may have been faster.
+            program = self.programs.find(key) or self._sized.find(key)
+            if program is not None:
+                return program
+            call = self._describe(values, key, leaves, site)
+            return self._sized.compiled(call) or self._traced(call)
+
+    def warm_up(self, values: Sequence[Any], *, smaller: bool) -> None:
+        """Makes the program for a call ahead of time, and those for smaller sizes if asked to."""
         site = _site.caller()
         with _tracing:
             key, leaves = self.flatten(values)
-            program = self.programs.find(key)  # another thread may have been faster
+            call = self._describe(values, key, leaves, site)
+            if smaller:
+                self._sized.expect(call)
+            if self.programs.find(key) is None or smaller:
+                _ = self._sized.compiled(call) or self._traced(call)
+            if smaller:
+                self._sized.warm_up(call)
+
+    def _describe(self, values: Sequence[Any], key: Key, leaves: Sequence[Any], site: str) -> Call:
+        if self._declared is not None:
+            values = self._declared.conform(values)
+        parts = list(self.arguments.parts(self.name, self.parameters.names, values))
+        return Call(values, key, leaves, parts, site)
+
+    def _traced(self, call: Call) -> Program:
+        """Runs the user's Python: for all sizes if they vary, or for the shapes of this call."""
+        if self._declared is not None:
+            self._declared.check(call.values, self.arguments)
+        if self._check is not None:
+            self._check(*call.values)
+        found = self._sized.pattern(call)
+        if found is not None and self._recorded(call, *found):
+            program = self._sized.compiled(call)
             if program is not None:
                 return program
-            if self._declared is not None:
-                values = self._declared.conform(values)
-                self._declared.check(values, self.arguments)
-            if self._check is not None:
-                self._check(*values)
-            signature, event = self._announce(values, site)
-            if self._max_traces is not None and len(self.ledger) >= self._max_traces:
-                raise RetraceLimitError(self._max_traces, event)
-            program, event = self._make(values, leaves, event)
-            self.ledger.record(event, signature.with_flags(program.watch.parts()))
-            self.programs.add(key, program, self.arguments.objects(values))
-            return program
+        return self._exact(call)
 
-    def _announce(self, values: Sequence[Any], site: str) -> tuple[Signature, TraceEvent]:
+    def _recorded(self, call: Call, pattern: Pattern, first: Sizes) -> bool:
+        """Whether a call could be recorded for sizes that vary."""
+        signature, event = self._announce(call, pattern)
+        self._check_limit(event)
+        started = time.perf_counter()
+        try:
+            recorder, traced, build = self._trace(call, pattern, first)
+        except Refused as refusal:
+            self.ledger.record(replace(event, trace_seconds=_since(started)), signature)
+            self._sized.refuse(call, pattern, refusal)
+            return False
+        event = replace(event, trace_seconds=_since(started), **_touched(traced))
+        watch = Watch(recorder.layers.values(), traced.reads, traced.writes)
+        family = Family(
+            index=self.ledger.record(event, signature.with_flags(watch.parts())),
+            compiler="python" if traced.uncompiled else self._engine.compilers[0],
+            pattern=pattern,
+            traced=traced,
+            build=build,
+            watch=watch,
+            domain=domain_of([*traced.reads, *traced.writes]),
+            buckets=self._sized.buckets(pattern, first),
+        )
+        self.programs.add_family(call.key, family, self.arguments.objects(call.values))
+        self._sized.remember(call, pattern.shapes)
+        return True
+
+    def _exact(self, call: Call) -> Program:
+        """Traces and compiles for the shapes of this call alone."""
+        signature, event = self._announce(call, None)
+        self._check_limit(event)
+        program, event = self._make(call, event)
+        program.index = self.ledger.record(event, signature.with_flags(program.watch.parts()))
+        gone = self.programs.add(call.key, program, self.arguments.objects(call.values))
+        self._sized.tell_evicted(gone, call.site)
+        self._sized.remember(call, call.key[1])
+        return program
+
+    def _check_limit(self, event: TraceEvent) -> None:
+        if self._max_traces is not None and self.ledger.traces >= self._max_traces:
+            raise RetraceLimitError(self._max_traces, event)
+
+    def _announce(self, call: Call, pattern: Pattern | None) -> tuple[Signature, TraceEvent]:
         """What this call is, and how it differs from the calls before, ahead of the trace."""
         flags = {p.label: p for watch in self.programs.watches() for p in watch.parts()}
-        parts = self.arguments.parts(self.name, self.parameters.names, values)
+        parts = call.parts if pattern is None else with_sizes(call.parts, pattern)
         signature = Signature([*parts, *flags.values()])
         index, changes = nearest(signature, self.ledger.signatures)
         texts = [change.text for change in changes]
+        against = "" if pattern is not None else self._sized.against(call)
         if index is not None and not texts:
-            texts = ["the earlier program was dropped with an object that it was compiled for"]
+            texts = ["the earlier program was dropped"]
             changes = [Change("object", texts[0])]
+        if against:
+            texts.append(against)
         event = TraceEvent(
             index=len(self.ledger) + 1,
             function=self.name,
             signature=str(signature),
             changes=tuple(texts),
             nearest=None if index is None else index + 1,
-            site=site,
-            advice=advice(changes),
+            site=call.site,
+            advice=_FOR_ALL_SIZES if pattern is not None else advice(changes),
         )
         return signature, event
 
-    def _make(
-        self, values: Sequence[Any], leaves: Sequence[Any], event: TraceEvent
-    ) -> tuple[Program, TraceEvent]:
+    def _make(self, call: Call, event: TraceEvent) -> tuple[Program, TraceEvent]:
         started = time.perf_counter()
-        recorder, traced, build = self._trace(values, leaves)
+        recorder, traced, build = self._trace(call)
         if any(v.name == "dynamic_scale" for v in recorder.created):
             # Before it is built, Keras's loss-scaling optimizer scales by a Python number,
             # which is in the trace now, and afterwards by this variable. Once more, then.
-            recorder, traced, build = self._trace(values, leaves)
-        traced_at = time.perf_counter()
+            recorder, traced, build = self._trace(call)
+        traced_at, hits = time.perf_counter(), self._engine.disk_hits()
         compiler, executable = self._build(traced, event.index)
-        compiled_at = time.perf_counter()
-        touched = [*traced.reads, *traced.writes]
         watch = Watch(recorder.layers.values(), traced.reads, traced.writes)
-        program = Program(event.index, executable, build, watch, domain_of(touched))
+        domain = domain_of([*traced.reads, *traced.writes])
+        program = Program(event.index, executable, build, watch, domain)
         return program, replace(
             event,
             trace_seconds=traced_at - started,
-            compile_seconds=compiled_at - traced_at,
-            reads=tuple(v.path for v in traced.reads),
-            writes=tuple(v.path for v in traced.writes),
+            compile_seconds=_since(traced_at),
+            from_disk=self._engine.disk_hits() > hits,
             compiler=compiler,
             advice=_uncompiled_advice(traced.uncompiled) if traced.uncompiled else event.advice,
+            **_touched(traced),
         )
 
     def _trace(
-        self, values: Sequence[Any], leaves: Sequence[Any]
+        self, call: Call, pattern: Pattern | None = None, first: Sizes | None = None
     ) -> tuple[Recorder, Traced, Build]:
-        """Runs the user's Python once."""
+        """Runs the user's Python once.
+
+        Raises:
+            Refused: If there is a pattern, and anything else goes wrong. A mistake of the user's
+                comes up again when the call is traced for its shapes alone.
+        """
         recorder = Recorder(self._engine.place)
         builds: list[Build] = []
+        values = call.values
         objects = self.arguments.objects(values)
+        leaves, axes = call.leaves, None
+        if pattern is not None:
+            leaves, axes = enlarged(leaves, pattern, first or {}), pattern.axes
 
         def step(tensors: Sequence[Any]) -> list[Any]:
-            call = self.arguments.rebuild(values, iter(tensors))
-            result = self.parameters.call(self._fn, call)
+            arguments = self.arguments.rebuild(values, iter(tensors))
+            result = self.parameters.call(self._fn, arguments)
             outputs, build = take_out(result, self._engine.is_tensor, objects)
             builds.append(build)
             return outputs
 
         try:
             with traced_control_flow(by_value=self._engine.branches_by_value), deferred_constants():
-                traced = self._engine.trace(step, leaves, recorder, self._options)
-        except TrainstepError:
-            raise
+                traced = self._engine.trace(step, leaves, recorder, self._options, axes)
+        except (TrainstepError, Refused) as error:
+            if pattern is None or isinstance(error, Refused):
+                raise
+            raise Refused(_first_line(error)) from error
         except Exception as error:
+            if pattern is not None:
+                raise Refused(_first_line(error)) from error
             asked = self._asks_for_a_value(error)
             if asked is None:
                 raise
@@ -193,3 +294,25 @@ class Compiler:
 
 def _uncompiled_advice(culprit: str) -> str:
     return f"runs as Python at every call, uncompiled: this engine cannot record {culprit}"
+
+
+_FOR_ALL_SIZES = "nothing: this trace serves all sizes; its programs follow"
+
+
+def _touched(traced: Traced) -> dict[str, Any]:
+    return {
+        "reads": tuple(v.path for v in traced.reads),
+        "writes": tuple(v.path for v in traced.writes),
+    }
+
+
+def _since(moment: float) -> float:
+    return time.perf_counter() - moment
+
+
+def _first_line(error: BaseException) -> str:
+    """What went wrong, in one line, of the error that others were raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from trainstep._arguments import Arguments, like, structure
 from trainstep._errors import ArgumentError
+from trainstep._shapes import BATCH, Varying
 from trainstep._spec import Spec, check
 
 
@@ -30,6 +31,11 @@ class Declared:
 
     def __repr__(self) -> str:
         return f"Declared({self._specs!r})"
+
+    def tell_sizes(self, varying: Varying) -> None:
+        """Names the axes that have no size."""
+        for name, spec in zip(self._names, self._specs, strict=True):
+            _tell_sizes(name, spec, varying)
 
     def conform(self, values: Sequence[Any]) -> list[Any]:
         """The values with numbers and lists of numbers made arrays of the declared dtype.
@@ -81,12 +87,35 @@ def _as_declared(spec: Any, value: Any) -> Any:
     return array.astype(spec.dtype) if loses_nothing else value
 
 
-def filled_with_zeros(function: str, name: str, value: Any) -> Any:
-    """The value with each `Spec` in it replaced by an array of that shape."""
+def _tell_sizes(name: str, spec: Any, varying: Varying) -> None:
+    if isinstance(spec, Spec):
+        varying.declare(name, spec.shape)
+        return
+    for suffix, inner in structure(spec) or ():
+        _tell_sizes(f"{name}{suffix}", inner, varying)
+
+
+def filled_with_zeros(
+    function: str, name: str, value: Any, largest: int | Mapping[str, int] | None
+) -> Any:
+    """The value with each `Spec` in it replaced by an array of that shape.
+
+    Args:
+        function: For messages.
+        name: Of the argument.
+        value: The argument.
+        largest: The sizes to take where a `Spec` leaves them open.
+    """
     if isinstance(value, Spec):
+        if isinstance(largest, int):
+            value = value.sized(lambda size: largest)
+        elif largest is not None:
+            value = value.sized(lambda size: largest.get(size or BATCH, size))
         return value.zeros(function, value.name or name)
     children = structure(value)
     if children is None:
         return value
-    filled = [filled_with_zeros(function, f"{name}{suffix}", child) for suffix, child in children]
+    filled = [
+        filled_with_zeros(function, f"{name}{suffix}", child, largest) for suffix, child in children
+    ]
     return like(value, filled)

@@ -7,6 +7,7 @@
     ├── ForeignTraceError    a function called inside another compiler's trace
     ├── GradientError        a differentiation that cannot be made
     └── StateError           a variable written where its value cannot leave
+    SizesWarning             sizes that vary cost a program each, and why
 
 A message is one line of fact, then what came, what was expected, and the cure.
 """
@@ -113,3 +114,7 @@ class StateError(TrainstepError):
             "`keras.ops` call"
         )
         self.variable = variable
+
+
+class SizesWarning(UserWarning):
+    """Sizes that vary cost a program each, because of something in the step."""

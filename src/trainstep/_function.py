@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from trainstep import _engines
 from trainstep._bound import BoundFunction
 from trainstep._compiler import Compiler
-from trainstep._declared import Declared, filled_with_zeros
+from trainstep._declared import filled_with_zeros
 from trainstep._engines import Engine, Options
 from trainstep._errors import ArgumentError
 from trainstep._hit import hit
-from trainstep._parameters import Parameters
 from trainstep._program import MISS, Program
+from trainstep._shapes import Shapes, policy
 from trainstep._state import current_scope
 
 P = ParamSpec("P")
@@ -44,6 +44,8 @@ class Function(Generic[P, R]):
         max_traces: int | None = None,
         name: str | None = None,
         options: Options | None = None,
+        shapes: Shapes | str = "auto",
+        dynamic: Mapping[str, Any] | None = None,
         engine: Engine | None = None,
         inlined: Callable[P, R] | None = None,
         check: Callable[..., None] | None = None,
@@ -55,15 +57,14 @@ class Function(Generic[P, R]):
         self.__name__: str = name or str(getattr(inner, "__name__", type(inner).__name__))
         self._inlined = inlined or fn  # what a call inside another step runs
         self._engine = engine or _engines.current()
-        declared = None
-        if signature is not None:
-            declared = Declared(self.__name__, Parameters(fn).names, signature)
         self._compiler = Compiler(
             self.__name__,
             fn,
             engine=self._engine,
             options=options or Options(),
-            declared=declared,
+            shapes=policy(shapes, self._engine),
+            dynamic=dynamic,
+            signature=signature,
             check=check,
             max_traces=max_traces,
         )
@@ -89,14 +90,16 @@ class Function(Generic[P, R]):
         if program is None:
             return self._first_run(self._compiler.program(values), leaves)
         if values is args:
-            self._programs.hit = hit(program, args, self._compiler.arguments)
+            short = hit(program, args, self._compiler.arguments)
+            self._programs.shorten(key, args, short, program)
         result: R = program(leaves)
         return result
 
     def _first_run(self, program: Program, leaves: list[Any]) -> R:
         started = time.perf_counter()
         result: R = program(leaves)
-        if self._engine.compiles_at_first_run:
+        if self._engine.compiles_at_first_run and not program.has_run:
+            program.has_run = True
             self.ledger.add_compile_seconds(program.index, time.perf_counter() - started)
         return result
 
@@ -113,29 +116,41 @@ class Function(Generic[P, R]):
     @property
     def trace_count(self) -> int:
         """How often the function was traced."""
-        return len(self.ledger)
+        return self.ledger.traces
 
-    def warm_up(self, *args: Any, **kwargs: Any) -> None:
+    @property
+    def program_count(self) -> int:
+        """How many programs are kept."""
+        return len(self._programs)
+
+    def warm_up(
+        self, *args: Any, largest: int | Mapping[str, int] | None = None, **kwargs: Any
+    ) -> None:
         """Compiles ahead of the first batch: a `Spec` stands for an array of that shape.
 
         Nothing is run and no variable changes; models and optimizers that are not built yet
         are built.
 
+        Args:
+            *args: The arguments of a call, with a `Spec` for each array.
+            largest: Where a `Spec` has None or a name for a size, the largest one that will come,
+                or a dict of them by name: the programs for all sizes up to it are compiled.
+            **kwargs: The same by name.
+
         Example:
             >>> import keras, trainstep as ts
             >>> double = ts.function(lambda x: 2 * x)
             >>> double.warm_up(ts.Spec((32, 4)))
+            >>> double.warm_up(ts.Spec((None, 4)), largest=64)
             >>> double.trace_count
-            1
+            2
         """
         names = self._compiler.parameters.names
         values = [
-            filled_with_zeros(self.__name__, name, value)
+            filled_with_zeros(self.__name__, name, value, largest)
             for name, value in zip(names, self._bind(args, kwargs), strict=True)
         ]
-        key, _ = self._flatten(values)
-        if self._programs.find(key) is None:
-            self._compiler.program(values)
+        self._compiler.warm_up(values, smaller=largest is not None)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundFunction(self, instance)
@@ -148,7 +163,18 @@ class Function(Generic[P, R]):
 
 
 @overload
-def function(fn: Callable[P, R]) -> Function[P, R]: ...
+def function(
+    fn: Callable[P, R],
+    *,
+    signature: Sequence[Any] | None = None,
+    max_traces: int | None = None,
+    name: str | None = None,
+    shapes: Shapes | str = "auto",
+    dynamic: Mapping[str, Any] | None = None,
+    donate: bool = True,
+    optimize: str = "auto",
+    engine: Engine | None = None,
+) -> Function[P, R]: ...
 @overload
 def function(
     fn: None = None,
@@ -156,6 +182,8 @@ def function(
     signature: Sequence[Any] | None = None,
     max_traces: int | None = None,
     name: str | None = None,
+    shapes: Shapes | str = "auto",
+    dynamic: Mapping[str, Any] | None = None,
     donate: bool = True,
     optimize: str = "auto",
     engine: Engine | None = None,
@@ -166,6 +194,8 @@ def function(
     signature: Sequence[Any] | None = None,
     max_traces: int | None = None,
     name: str | None = None,
+    shapes: Shapes | str = "auto",
+    dynamic: Mapping[str, Any] | None = None,
     donate: bool = True,
     optimize: str = "auto",
     engine: Engine | None = None,
@@ -182,6 +212,12 @@ def function(
             that does not fit raises an `ArgumentError` before anything runs.
         max_traces: The call that would need one more raises a `RetraceLimitError`.
         name: What the ledger and messages call the function.
+        shapes: What sizes that vary cost: a `Shapes`, or the name of its policy. By default
+            the first size is compiled as it is, and from the second on one trace and a few
+            programs serve all sizes, with the numbers of the exact shapes.
+        dynamic: Which axes vary besides the first of the arrays that are as long as the first
+            one: an axis or axes by parameter, or a dict of them for arrays inside it. `None` in
+            a `signature` says the same.
         donate: Whether the step may reuse the memory of the variables that it writes, where
             the engine can (JAX). Turn it off if other threads read `v.value` outside any
             `function` while this one runs.
@@ -221,6 +257,8 @@ def function(
             max_traces=max_traces,
             name=name,
             options=Options(donate=donate, optimize=optimize),
+            shapes=shapes,
+            dynamic=dynamic,
             engine=engine,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,9 @@ from trainstep._inspect import Inspector
 from trainstep._ledger import Events, merged
 from trainstep._logs import Logs, LogsAt
 from trainstep._optimizer import make_known
+from trainstep._parameters import Parameters
 from trainstep._recipe import Recipe
+from trainstep._shapes import Shapes
 from trainstep._step import Steps
 
 
@@ -32,6 +34,8 @@ class Settings:
     optimize: str
     max_traces: int | None
     check_values: bool
+    shapes: Shapes | str
+    dynamic: Mapping[str, Any] | None
 
 
 class Functions:
@@ -102,11 +106,14 @@ class Functions:
         inlined: Callable[..., Any] | None = None,
         check: Callable[..., None] | None = None,
     ) -> Function[..., Any]:
+        dynamic = self._settings.dynamic or {}
         return Function(
             fn,
             name=f"{self._model.name}.{name}",
             max_traces=self._settings.max_traces,
             options=Options(optimize=self._settings.optimize, repeat=repeat),
+            shapes=self._settings.shapes,
+            dynamic={n: axes for n, axes in dynamic.items() if n in Parameters(fn).names},
             inlined=inlined,
             check=check,
         )
@@ -135,7 +142,7 @@ class Functions:
 
     def retraces(self) -> tuple[int, str]:
         """How often a step was traced again, and why the last time."""
-        again = [event for event in self.ledger() if event.index > 1]
+        again = [event for event in self.ledger() if event.index > 1 and event.runs_python]
         return len(again), str(again[-1]) if again else ""
 
 

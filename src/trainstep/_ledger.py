@@ -1,7 +1,7 @@
-"""The ledger: what was traced, when, from where, and why.
+"""The ledger: what was traced and compiled, when, from where, and why.
 
-One `TraceEvent` per trace and one `Ledger` per function. `ledger()` is the view over all
-functions of the process; it holds them weakly, so a dropped function leaves it.
+One `TraceEvent` per trace and per further program of it, one `Ledger` per function. `ledger()` is
+the view over all functions of the process; it holds them weakly, so a dropped function leaves it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ log = logging.getLogger("trainstep")
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One trace of one function.
+    """One entry: a trace of a function, or what became of one.
 
     Attributes:
-        index: 1 for the function's first trace.
+        index: 1 for the function's first entry.
         function: The function's name.
         signature: What the program was compiled for.
         changes: What differs from the nearest earlier signature, part by part.
@@ -36,6 +36,10 @@ class TraceEvent:
         writes: Paths of the variables that it writes.
         compiler: Which of the engine's compilers made the program.
         advice: One line on what to do about it.
+        kind: `"trace"`: the user's Python was run. `"bucket"`: what a trace recorded for sizes
+            that vary was compiled for some. `"refused"`: a trace cannot serve other sizes.
+            `"evicted"`: a program was dropped.
+        from_disk: Whether the program came from the engine's cache on disk.
     """
 
     index: int
@@ -50,6 +54,13 @@ class TraceEvent:
     writes: tuple[str, ...] = ()
     compiler: str = ""
     advice: str = ""
+    kind: str = "trace"
+    from_disk: bool = False
+
+    @property
+    def runs_python(self) -> bool:
+        """Whether the user's Python was run for it."""
+        return self.kind == "trace"
 
     @property
     def reason(self) -> str:
@@ -62,8 +73,8 @@ class TraceEvent:
 
 _ADVICE = {
     "array": (
-        "every new shape or dtype is a program of its own: keep batch sizes equal (drop or pad "
-        "the last batch) and convert to one dtype before the call"
+        "a program of its own: declare axes whose size varies (`dynamic=`, or None in a `Spec`), "
+        "and convert to one dtype before the call"
     ),
     "number": "pass a number of one type: an int and a float are different programs",
     "static": "a bool, string, None or enum is part of the program: one trace per value",
@@ -102,11 +113,16 @@ class Events(Sequence[TraceEvent]):
     def __len__(self) -> int:
         return len(self._events)
 
+    @property
+    def traces(self) -> int:
+        """How often the user's Python was run."""
+        return sum(event.runs_python for event in self._events)
+
     def __str__(self) -> str:
         return _table(self.name, self._events)
 
     def __repr__(self) -> str:
-        return f"<ledger of {self.name}: {len(self)} traces>"
+        return f"<ledger of {self.name}: {self.traces} traces>"
 
 
 class Ledger(Events):
@@ -123,16 +139,19 @@ class Ledger(Events):
         """The signature of each event."""
         return self._signatures
 
-    def record(self, event: TraceEvent, signature: Signature) -> None:
-        """Adds an event and logs one line."""
-        self._events.append(event)
-        self._signatures.append(signature)
+    def record(self, event: TraceEvent, signature: Signature) -> int:
+        """Adds an event and logs one line; returns its index."""
+        with _registry_lock:  # a program may have been compiled in the background
+            event = replace(event, index=len(self._events) + 1)
+            self._events.append(event)
+            self._signatures.append(signature)
         log.info(
             "%s (traced in %.2f s, compiled in %.2f s)",
             event,
             event.trace_seconds,
             event.compile_seconds,
         )
+        return event.index
 
     def add_compile_seconds(self, index: int, seconds: float) -> None:
         """Some engines compile at the first run; this puts that time where it belongs."""
@@ -171,14 +190,17 @@ def _table(title: str, events: Sequence[TraceEvent]) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"ledger of {title}: {len(events)} traces", title_justify="left")
+    traces = sum(event.runs_python for event in events)
+    table = Table(title=f"ledger of {title}: {traces} traces", title_justify="left")
     for heading in ("#", "function", "called at", "why", "seconds", "variables", "advice"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "called at")
     for e in events:
-        seconds = f"trace {e.trace_seconds:.2f}\n{e.compiler or 'compile'} {e.compile_seconds:.2f}"
+        compiler = "disk" if e.from_disk else e.compiler or "compile"
+        seconds = f"trace {e.trace_seconds:.2f}\n{compiler} {e.compile_seconds:.2f}"
         variables = f"{len(e.reads)} read\n{len(e.writes)} written"
         why = f"{e.reason}\n({e.signature})"
-        cells = [str(e.index), e.function, e.site, why, seconds, variables, e.advice]
+        number = str(e.index) if e.kind == "trace" else f"{e.index}\n{e.kind}"
+        cells = [number, e.function, e.site, why, seconds, variables, e.advice]
         table.add_row(*map(Text, cells))  # a Text: no part of a signature is taken for markup
     out = io.StringIO()
     Console(file=out, width=140, highlight=False).print(table)

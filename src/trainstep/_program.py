@@ -1,40 +1,68 @@
 """Programs, and the cache that finds them.
 
-A call arrives as the key of its arguments. The cache returns the program that was compiled for
-that key and for the trainable flags as they are now. Nothing here knows the engine.
+A call arrives as the key of its arguments: what they are, and their shapes. The cache returns the
+program for that key and for the trainable flags as they are now: one compiled for these shapes, or
+one of a family that serves sizes that vary. Nothing here knows the engine.
 
-Objects among the arguments are held weakly: when one dies, the programs compiled for it go.
+Objects among the arguments are held weakly: when one dies, the programs compiled for it go. So
+does, past a bound, the program that was used longest ago.
 """
 
 from __future__ import annotations
 
+import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trainstep._arguments import Key
 from trainstep._domain import Domain
 from trainstep._engines import Executable
 from trainstep._outputs import Build
 from trainstep._watch import Watch
 
-Key = tuple[Any, ...]
+if TYPE_CHECKING:
+    from trainstep._family import Family, Served
+
 Hit = Callable[[Sequence[Any]], Any]
+_clock = itertools.count()
+_REMEMBERED = 4096  # shapes whose way to a program is kept
 
 
 class Program:
-    """A compiled step for one signature."""
+    """A compiled step for one signature, or for one bucket of sizes."""
 
-    __slots__ = ("build", "domain", "executable", "hits", "index", "watch")
+    __slots__ = (
+        "build",
+        "domain",
+        "executable",
+        "family",
+        "has_run",
+        "hits",
+        "index",
+        "used",
+        "watch",
+    )
 
     def __init__(
-        self, index: int, executable: Executable, build: Build, watch: Watch, domain: Domain
+        self,
+        index: int,
+        executable: Executable,
+        build: Build,
+        watch: Watch,
+        domain: Domain,
+        *,
+        family: Family | None = None,
     ) -> None:
-        self.index = index  # of its trace, in the ledger
+        self.index = index  # of its entry in the ledger
         self.executable = executable
         self.build = build
         self.domain = domain
         self.watch = watch
+        self.family = family
+        self.has_run = False
+        self.used = next(_clock)  # a run of calls like the last one counts as one use
         self.hits: dict[Any, Hit] = {}  # short ways to it, by the types of the arguments
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
@@ -57,23 +85,117 @@ def no_hit(args: Sequence[Any]) -> Any:
 
 
 class Programs:
-    """The programs of one function."""
+    """The programs of one function.
 
-    def __init__(self) -> None:
+    Attributes:
+        families: Steps that were recorded for sizes that vary, by what else a call is.
+        hit: The short way to the last program found, or to one of several by shapes.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
         self._by_key: dict[Key, list[Program]] = {}
+        self._served: dict[Key, Served] = {}
         self._objects: dict[int, tuple[Any, set[Key]]] = {}
-        self.hit: Hit = no_hit  # the short way to the last one found
+        self._ways: dict[Any, tuple[Hit, Program, Served | None]] = {}
+        self.families: dict[tuple[Any, ...], list[Family]] = {}
+        self.hit: Hit = no_hit
 
     def find(self, key: Key) -> Program | None:
         """The program for this call, if there is one."""
         for program in self._by_key.get(key, ()):
             if program.watch.holds():
+                program.used = next(_clock)
                 return program
+        served = self._served.get(key)
+        if served is not None and served.program.watch.holds() and served.goes_on():
+            served.program.used = next(_clock)
+            return served.program
         return None
 
-    def add(self, key: Key, program: Program, objects: Iterable[Any]) -> None:
-        """Keeps a program for as long as the objects that it was compiled for live."""
+    def shorten(self, key: Key, args: Sequence[Any], short: Hit, program: Program) -> None:
+        """Remembers the short way to a program for calls like this one."""
+        if not self.families:
+            self.hit = short
+            return
+        if len(self._ways) >= _REMEMBERED:
+            self._ways.clear()
+        self._ways[_shapes(args)] = (short, program, self._served.get(key))
+        self.hit = self._by_shapes
+
+    def _by_shapes(self, args: Sequence[Any]) -> Any:
+        """The short way when sizes vary: looked up by the shapes of the arguments."""
+        way = self._ways.get(_shapes(args))
+        if way is None:
+            return MISS
+        short, program, served = way
+        if served is not None and not served.goes_on():
+            return MISS
+        program.used = next(_clock)
+        return short(args)
+
+    def serve(self, key: Key, served: Served) -> None:
+        """Lets a program of a family serve calls of this key."""
+        if len(self._served) >= _REMEMBERED:
+            self._served.clear()
+        self._served[key] = served
+
+    def add(self, key: Key, program: Program, objects: Iterable[Any]) -> list[Program]:
+        """Keeps a program for as long as the objects that it was compiled for live.
+
+        Returns:
+            The programs that went for it.
+        """
         self._by_key[key] = [*self._by_key.get(key, ()), program]
+        self._keep(key, objects)
+        return self._evicted(program)
+
+    def add_family(self, key: Key, family: Family, objects: Iterable[Any]) -> None:
+        """Keeps a step that was recorded for sizes that vary."""
+        self.families.setdefault(key[0], []).append(family)
+        self._keep(key, objects)
+        self.forget_ways()
+
+    def drop_family(self, key: Key, family: Family) -> None:
+        """Forgets a record, which turned out to serve nothing."""
+        self.families[key[0]].remove(family)
+        self._served.clear()
+        self.forget_ways()
+
+    def added_bucket(self, program: Program) -> list[Program]:
+        """Notes a new program of a family; returns those that went for it."""
+        self._served.clear()
+        self.forget_ways()
+        return self._evicted(program)
+
+    def forget_ways(self) -> None:
+        """Forgets the short ways: programs have come or gone."""
+        self._ways.clear()
+        self.hit = no_hit
+
+    def all(self) -> list[Program]:
+        """Every program there is."""
+        exact = [program for programs in self._by_key.values() for program in programs]
+        families = [family for found in self.families.values() for family in found]
+        return [*exact, *(p for family in families for p in family.programs.values())]
+
+    def _evicted(self, new: Program) -> list[Program]:
+        """Drops what was used longest ago, past the bound."""
+        programs = sorted(self.all(), key=lambda program: program.used)
+        gone = [p for p in programs if p is not new][: max(len(programs) - self._bound, 0)]
+        for program in gone:
+            if program.family is not None:
+                program.family.drop(program)
+                self._served.clear()
+            for key in [k for k, kept in self._by_key.items() if program in kept]:
+                self._by_key[key].remove(program)
+                if not self._by_key[key]:
+                    del self._by_key[key]
+        if gone:
+            self.forget_ways()
+        return gone
+
+    def _keep(self, key: Key, objects: Iterable[Any]) -> None:
         for each in objects:
             for owner in (
                 (each.__self__, each.__func__) if isinstance(each, types.MethodType) else (each,)
@@ -100,20 +222,26 @@ class Programs:
     def _drop(self, number: int) -> None:
         for key in self._objects.pop(number)[1]:
             self._by_key.pop(key, None)
-        self.hit = no_hit
+            self.families.pop(key[0], None)
+        self._served.clear()
+        self.forget_ways()
 
     def replace(self, index: int, executable: Executable) -> None:
-        """Gives the program of trace `index` another executable for the same step."""
-        for programs in self._by_key.values():
-            for program in programs:
-                if program.index == index:
-                    program.executable = executable
-                    program.hits.clear()
-        self.hit = no_hit
+        """Gives the program of entry `index` another executable for the same step."""
+        for program in self.all():
+            if program.index == index:
+                program.executable = executable
+                program.hits.clear()
+        self.forget_ways()
 
     def watches(self) -> Sequence[Watch]:
         """The flags that matter to the programs there are."""
-        return [p.watch for programs in self._by_key.values() for p in programs]
+        families = [family.watch for found in self.families.values() for family in found]
+        return [*(p.watch for programs in self._by_key.values() for p in programs), *families]
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_key.values()))
+        return len(self.all())
+
+
+def _shapes(args: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([getattr(value, "shape", None) for value in args])

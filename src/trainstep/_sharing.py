@@ -47,9 +47,9 @@ class _Shelf:
         self.entries: dict[Any, tuple[list[weakref.ref[Any]], Shared]] = {}
 
 
-def shared(fn: Callable[..., Any], name: str, settings: tuple[Any, ...]) -> Shared:
+def shared(fn: Callable[..., Any], name: str, bound: int, settings: tuple[Any, ...]) -> Shared:
     """The programs and the ledger of a function: those of an equal one, or new ones."""
-    new = Programs(), Ledger(name)
+    new = Programs(bound), Ledger(name)
     captured = _captured(fn)
     owner = next((c for c in captured or () if isinstance(c, keras.Model)), None)
     if captured is None or owner is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 
 _ENGINES = {"jax", "jaxlib", "keras", "numpy", "optree", "tensorflow", "torch", "tree"}
@@ -48,3 +49,31 @@ def raised_at(traceback: TracebackType | None) -> tuple[str, str]:
     if found is None:
         return "<unknown>", ""
     return _name(*found), linecache.getline(*found).strip()
+
+
+def depth() -> int:
+    """How many frames lie between the caller and the user's line, for `warnings.warn`."""
+    frame: FrameType | None = sys._getframe(1)
+    count = 1
+    while frame is not None and not _is_users(frame):
+        frame, count = frame.f_back, count + 1
+    return count
+
+
+def of_error(error: BaseException, frames: Sequence[tuple[str, int]] = ()) -> str:
+    """The user's line behind an error: in the tracebacks of its causes, or among known frames."""
+    found: BaseException | None = error
+    while found is not None:
+        site, line = raised_at(found.__traceback__)
+        if line:
+            return f"{site}: `{line}`"
+        found = found.__cause__ or found.__context__
+    for file, number in frames:
+        if not _is_library(file):
+            return f"{_name(file, number)}: `{linecache.getline(file, number).strip()}`"
+    return ""
+
+
+def _is_library(file: str) -> bool:
+    parts = file.replace(os.sep, "/").split("/")
+    return file.startswith("<") or any(part in _LIBRARIES for part in parts[:-1])

@@ -16,7 +16,8 @@ class Spec:
     """The shape and dtype of an array argument; `None` is any size.
 
     Args:
-        shape: One entry per axis, a size or `None`.
+        shape: One entry per axis: a size; `None`, any size; or a name, any size that is equal
+            wherever the name stands.
         dtype: The dtype that the step sees, as a string.
         name: How messages call the argument; the parameter's own name by default.
 
@@ -26,7 +27,7 @@ class Spec:
         float32[?,20]
     """
 
-    shape: tuple[int | None, ...]
+    shape: tuple[int | str | None, ...]
     dtype: str = "float32"
     name: str | None = field(default=None, compare=False)
 
@@ -41,21 +42,25 @@ class Spec:
 
     def zeros(self, function: str, argument: str) -> Any:
         """An array of this shape, for compiling ahead of the first batch."""
-        if None in self.shape:
+        if not all(isinstance(size, int) for size in self.shape):
             raise ArgumentError(
                 function,
                 argument,
                 "a size on every axis",
                 str(self),
-                "give `warm_up` the size that the first batch will have",
+                "give `warm_up` the size that the first batch will have, or the `largest` one",
             )
-        return np.zeros(
-            [d or 0 for d in self.shape], "float32" if self.dtype == "bfloat16" else self.dtype
-        )
+        sizes = [int(size or 0) for size in self.shape]
+        return np.zeros(sizes, "float32" if self.dtype == "bfloat16" else self.dtype)
+
+    def sized(self, size_of: Callable[[str | None], int | str | None]) -> Spec:
+        """The same with sizes in place of names and None."""
+        known = [size if isinstance(size, int) else size_of(size) for size in self.shape]
+        return Spec(tuple(known), self.dtype, self.name)
 
 
-def array_text(shape: Sequence[int | None], dtype: str) -> str:
-    """`float32[32,4]`, with `?` for any size."""
+def array_text(shape: Sequence[int | str | None], dtype: str) -> str:
+    """`float32[32,4]`, with `?` or a name for any size."""
     return f"{dtype}[{','.join('?' if d is None else str(d) for d in shape)}]"
 
 
@@ -75,7 +80,7 @@ def check(
         cure = f"pass an array with {len(spec.shape)} axes"
         raise ArgumentError(function, argument, str(spec), f"{came}: {len(shape)} axes", cure)
     for axis, (size, want) in enumerate(zip(shape, spec.shape, strict=True)):
-        if want is not None and size != want:
+        if isinstance(want, int) and size != want:
             raise ArgumentError(
                 function,
                 argument,

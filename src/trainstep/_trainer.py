@@ -22,6 +22,7 @@ from trainstep._ledger import Events
 from trainstep._logs import Logs
 from trainstep._progress import Bar, Progress
 from trainstep._recipe import Recipe, check_model
+from trainstep._shapes import Shapes
 from trainstep._state import current_scope
 
 
@@ -44,6 +45,8 @@ class Trainer:
         accumulate: Applies the mean gradient of so many batches.
         optimize: See `trainstep.function`.
         max_traces: The call that needs one more trace of a step raises a `RetraceLimitError`.
+        shapes: What batches of varying size cost; see `Shapes`.
+        dynamic: The axes that vary besides the batch, for example `{"x": 1}` for sequences.
         check_values: Whether the first batch of each kind is searched for NaN.
 
     Example:
@@ -69,6 +72,8 @@ class Trainer:
         accumulate: int = 1,
         optimize: str = "auto",
         max_traces: int | None = None,
+        shapes: Shapes | str = "auto",
+        dynamic: Mapping[str, Any] | None = None,
         check_values: bool = True,
     ) -> None:
         check_model(model)
@@ -87,7 +92,7 @@ class Trainer:
             accumulate=accumulate,
         )
         self._functions = Functions(
-            model, self._recipe, Settings(optimize, max_traces, check_values)
+            model, self._recipe, Settings(optimize, max_traces, check_values, shapes, dynamic)
         )
         self._train = self._functions.step("train").shortcut()
         self._test = self._functions.step("test").shortcut()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from trainstep._background import wait as wait_for_compilation
 from trainstep._engines._null import NullEngine
+from trainstep._engines._padding import filling
 from trainstep._function import Function
 
-__all__ = ["NullEngine", "assert_traces"]
+__all__ = ["NullEngine", "assert_traces", "filling", "wait_for_compilation"]
 
 
 @contextlib.contextmanager
@@ -22,9 +24,9 @@ def assert_traces(function: Function[..., object], count: int) -> Iterator[None]
         >>> with assert_traces(double, 1):
         ...     _ = double(np.zeros(3)), double(np.ones(3))
     """
-    before = function.trace_count
+    before = len(function.ledger)
     yield
-    new = function.ledger[before:]
+    new = [event for event in function.ledger[before:] if event.runs_python]
     assert len(new) == count, (
         f"`{function.__name__}` was traced {len(new)} times, not {count}:\n"
         + "\n".join(f"  {event}" for event in new)

@@ -140,6 +140,10 @@ class Engine(Protocol):
         """Whether `x` is a tensor of the engine, concrete or being traced."""
         ...
 
+    def disk_hits(self) -> int:
+        """How many programs this thread has taken from the engine's cache on disk so far."""
+        ...
+
     def place(self) -> Any:
         """The trace or graph that the engine is in now."""
         ...
@@ -183,7 +187,7 @@ class Engine(Protocol):
         ...
 
     def shape(self, x: Any) -> tuple[int, ...]:
-        """The shape of a concrete tensor."""
+        """The shape of a concrete tensor, or of a NumPy array."""
         ...
 
     def differentiate(

@@ -64,6 +64,9 @@ class NullEngine:
     def tensor(self, x: Any) -> Tensor:
         return np.asarray(x)
 
+    def disk_hits(self) -> int:
+        return 0
+
     def place(self) -> Any:
         return None
 

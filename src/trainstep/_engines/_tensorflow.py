@@ -54,13 +54,16 @@ class TensorFlowEngine:
         return dtype
 
     def shape(self, x: Any) -> tuple[int, ...]:
-        return x._shape_tuple()  # type: ignore[no-any-return]
+        return x.shape if type(x) is np.ndarray else x._shape_tuple()  # type: ignore[no-any-return]
 
     def is_tensor(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.IndexedSlices, np.ndarray, np.generic))
 
     def tensor(self, x: Any) -> Tensor:
         return tf.convert_to_tensor(x)
+
+    def disk_hits(self) -> int:
+        return 0
 
     def place(self) -> Any:
         return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

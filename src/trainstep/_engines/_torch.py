@@ -76,6 +76,9 @@ class TorchEngine:
     def tensor(self, x: Any) -> Tensor:
         return x if isinstance(x, torch.Tensor) else from_numpy(np.asarray(x))
 
+    def disk_hits(self) -> int:
+        return 0
+
     def place(self) -> Any:
         return None
 

@@ -1,0 +1,108 @@
+"""Which sizes to compile for, when, and which of them serves a call.
+
+The rule: the first size seen stands on the grid, so that the commonest one wastes nothing. A size
+with no bucket above it gets the next one of the grid. Otherwise the smallest bucket above serves,
+and what a closer one would have saved is put to the account of that; when the account passes the
+price of compiling, which is taken as `patience` steps of the mean size, it is compiled. The price
+is a constant and not a measured time, so that the same calls choose the same buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from trainstep._shapes import Shapes
+
+Bucket = tuple[int, ...]
+
+
+class Account:
+    """What a closer bucket would have saved so far."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows = 0.0
+
+
+class Buckets:
+    """The buckets of one recorded step.
+
+    Attributes:
+        compiled: The buckets that have a program, in the order of compilation.
+    """
+
+    def __init__(self, names: Sequence[str], first: Mapping[str, int], shapes: Shapes) -> None:
+        self._names, self._shapes = names, shapes
+        self._first = [max(first[name], shapes.multiple) for name in names]
+        self._limit = shapes.buckets * len(names)
+        self._accounts: dict[Bucket, Account] = {}
+        self._rows, self._calls = 0.0, 0
+        self.compiled: list[Bucket] = []
+        self.awaited: Bucket | None = None  # being compiled
+
+    def cell(self, sizes: Sequence[int]) -> Bucket:
+        """The bucket of the grid that is closest to these sizes."""
+        return tuple(map(self._axis_cell, range(len(sizes)), sizes))
+
+    def serving(self, sizes: Sequence[int]) -> Bucket | None:
+        """The smallest compiled bucket that these sizes fit into."""
+        fitting = [b for b in self.compiled if all(map(int.__le__, sizes, b))]
+        return min(fitting, key=math.prod, default=None)
+
+    def needed(self, sizes: Sequence[int]) -> Bucket:
+        """What to compile for sizes that fit into none: at least as large as what came first."""
+        wanted = map(max, sizes, self._first) if not self.compiled else sizes
+        return self.cell(list(wanted))
+
+    def account(self, sizes: Sequence[int]) -> tuple[Account, float]:
+        """The account of the closest bucket, and what it would save each time."""
+        serving, cell = self.serving(sizes), self.cell(sizes)
+        saved = 0 if serving is None else math.prod(serving) - math.prod(cell)
+        return self._accounts.setdefault(cell, Account()), float(max(saved, 0))
+
+    def note(self, account: Account, saved: float, rows: float) -> bool:
+        """Notes a call; says whether a closer bucket has become worth its price."""
+        self._rows += rows
+        self._calls += 1
+        if not saved:
+            return False
+        account.rows += saved
+        return (
+            account.rows * self._calls > self._shapes.patience * self._rows
+            and self.awaited is None
+            and len(self.compiled) < self._limit
+        )
+
+    def full(self) -> bool:
+        """Whether there are as many buckets as there may be."""
+        return len(self.compiled) >= self._limit
+
+    def up_to(self, largest: Mapping[str, int]) -> list[Bucket]:
+        """Every bucket of the grid up to the one for these sizes, the largest first."""
+        found: list[Bucket] = [()]
+        for axis, name in enumerate(self._names):
+            cells = self._grid(axis, largest[name])
+            top = next(place for place, cell in enumerate(cells) if cell >= largest[name])
+            found = [(*bucket, cell) for bucket in found for cell in reversed(cells[: top + 1])]
+        return found
+
+    def _axis_cell(self, axis: int, size: int) -> int:
+        return next(cell for cell in self._grid(axis, size) if cell >= size)
+
+    def _grid(self, axis: int, size: int) -> list[int]:
+        """The sizes of buckets along one axis, ascending, far enough for this size."""
+        multiple, ratio = self._shapes.multiple, self._shapes.ratio_of(self._names[axis])
+        given = self._shapes.grid_of(self._names[axis])
+        grid = list(given) if given is not None else [self._first[axis]]
+        while given is None:  # down from the first size: at least one multiple each time
+            by_ratio = math.ceil(grid[0] / ratio / multiple) * multiple
+            below = min(by_ratio, (grid[0] - multiple) // multiple * multiple)
+            if below < multiple:
+                break
+            grid.insert(0, below)
+        while grid[-1] < size:
+            above = max(grid[-1] * ratio, grid[-1] + multiple)
+            grid.append(math.ceil(above / multiple) * multiple)
+        return grid
