@@ -12,6 +12,7 @@ the next, so that both draw the same numbers.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -122,20 +123,15 @@ def judge(case: Case, sizes: Sequence[Size]) -> Verdict:
     varying = None
     try:
         bench = Bench(case)
-        exact = ts.function(bench.step, shapes="exact")
         varying = _varying(bench)
-        worst, where = 0.0, ""
-        for size in case.sized(sizes):
-            wanted = bench.run(exact, size)
-            for filling in FILLINGS if _pads() else ("",):
-                with testing.filling(filling) if filling else contextlib.nullcontext():
-                    got = bench.run(varying, size)
-                off, name = difference(wanted, got)
-                if off > worst:
-                    worst, where = off, f"{name} at n={size[0]}, t={size[1]} {filling}".strip()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a refusal warns of is in the ledger, too
+            worst, where = _compared(bench, varying, case.sized(sizes))
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip()
-        return Verdict("error", float("inf"), text[:600], **_counts(varying))
+        if len(text) > 600:  # TensorFlow says where first, and what last
+            text = f"{text[:200]} ... {text[-400:]}"
+        return Verdict("error", float("inf"), text, **_counts(varying))
     refusals = [event for event in varying.ledger if event.kind == "refused"]
     why = "; ".join(dict.fromkeys("; ".join(event.changes) for event in refusals))
     if worst > TOLERANCE:
@@ -143,6 +139,21 @@ def judge(case: Case, sizes: Sequence[Size]) -> Verdict:
             "wrong", worst, f"{where}{' after: ' if why else ''}{why}", **_counts(varying)
         )
     return Verdict("refused" if refusals else "exact", worst, why, **_counts(varying))
+
+
+def _compared(bench: Bench, varying: Any, sizes: Sequence[Size]) -> tuple[float, str]:
+    """The worst difference over all sizes and fillings, and where it was."""
+    exact = ts.function(bench.step, shapes="exact")
+    worst, where = 0.0, ""
+    for n, t in sizes:
+        wanted = bench.run(exact, (n, t))
+        for filling in FILLINGS if _pads() else ("",):
+            with testing.filling(filling) if filling else contextlib.nullcontext():
+                got = bench.run(varying, (n, t))
+            off, name = difference(wanted, got)
+            if off > worst:
+                worst, where = off, f"{name} at n={n}, t={t} {filling}".strip()
+    return worst, where
 
 
 def sound(case: Case, sizes: Sequence[Size]) -> list[Results]:
@@ -197,8 +208,8 @@ def _counts(varying: Any) -> dict[str, Any]:
     if varying is None:
         return {}
     entries = Counter(event.kind for event in varying.ledger)
-    traces = sum(event.trace_seconds > 0 for event in varying.ledger)
-    return {"programs": len(varying.ledger), "traces": traces, "entries": dict(entries)}
+    programs = sum(event.compile_seconds > 0 for event in varying.ledger)
+    return {"programs": programs, "traces": entries["trace"], "entries": dict(entries)}
 
 
 def _host(value: Any) -> np.ndarray:

@@ -79,7 +79,7 @@ def cross_attention() -> Built:
 
 def _block(h: Tensor) -> Tensor:
     """A transformer's block, with dropout."""
-    seen = layers.MultiHeadAttention(2, 4, dropout=0.1, seed=1)(h, h, use_causal_mask=True)
+    seen = layers.MultiHeadAttention(2, 4)(h, h, use_causal_mask=True)
     h = layers.LayerNormalization()(h + seen)
     wide = layers.Dense(8, activation="gelu")(h)
     return layers.Dropout(0.2, seed=2)(layers.LayerNormalization()(h + layers.Dense(8)(wide)))

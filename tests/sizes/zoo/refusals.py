@@ -13,8 +13,11 @@ from keras import layers, losses, ops
 
 from .base import Batch, Built, Tensor, add, case, chain, fit, floats, mlp, own, squared
 
-# Torch answers a question for the size and remembers what the answer took for granted.
-ASKED = {"jax": "", "tensorflow": ""}
+# A question for the size that has two answers. JAX and torch answer it for the sizes at hand, and
+# trace anew for a call that would be answered otherwise; TensorFlow has no size to answer with.
+BRANCHED = {"tensorflow": ""}
+# A question that has an answer for each size.
+COUNTED = {"jax": "", "tensorflow": "", "torch": ""}
 
 
 def asking(change: Callable[[Tensor, Any], Tensor]) -> Callable[[], Built]:
@@ -44,14 +47,14 @@ def _loop(errors: Tensor, rows: Any) -> Tensor:
     return sum(errors[i] / (i + 1) for i in range(rows))
 
 
-add("python_if_on_the_size", "task", asking(_branch), refused=ASKED)
-add("python_if_on_an_even_size", "task", asking(_alternation), refused=ASKED)
-add("python_range_over_the_size", "task", asking(_loop), refused={**ASKED, "torch": ""})
+add("python_if_on_the_size", "task", asking(_branch), refused=BRANCHED)
+add("python_if_on_an_even_size", "task", asking(_alternation), refused=BRANCHED)
+add("python_range_over_the_size", "task", asking(_loop), refused=COUNTED | {"jax": "range(rows)"})
 add(
     "int_of_the_size",
     "task",
     asking(lambda errors, rows: ops.sum(errors) / int(rows)),
-    refused={**ASKED, "torch": ""},
+    refused=COUNTED | {"jax": "int(rows)"},
 )
 
 
