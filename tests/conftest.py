@@ -11,6 +11,7 @@ import keras
 import pytest
 
 keras.utils.set_random_seed(0)
+os.environ["TRAINSTEP_CACHE"] = "off"  # what is tested is compiled
 # A shell that starts the tests in the background turns Ctrl-C off, and some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

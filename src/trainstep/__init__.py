@@ -5,6 +5,7 @@ Importing this imports Keras and nothing of an engine besides the one that Keras
 
 from trainstep._accelerate import accelerate as accelerate
 from trainstep._accelerate import restore as restore
+from trainstep._cache import set_cache as set_cache
 from trainstep._errors import ArgumentError as ArgumentError
 from trainstep._errors import ControlFlowError as ControlFlowError
 from trainstep._errors import ForeignTraceError as ForeignTraceError
@@ -27,6 +28,7 @@ from trainstep._logs import Logs as Logs
 from trainstep._shapes import Shapes as Shapes
 from trainstep._spec import Spec as Spec
 from trainstep._trainer import Trainer as Trainer
+from trainstep._verify import Verification as Verification
 from trainstep._version import __version__ as __version__
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "TraceEvent",
     "Trainer",
     "TrainstepError",
+    "Verification",
     "accelerate",
     "clip_by_global_norm",
     "function",
@@ -53,5 +56,6 @@ __all__ = [
     "grad",
     "ledger",
     "restore",
+    "set_cache",
     "value_and_grad",
 ]

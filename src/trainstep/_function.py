@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -19,11 +20,12 @@ from trainstep._bound import BoundFunction
 from trainstep._compiler import Compiler
 from trainstep._declared import filled_with_zeros
 from trainstep._engines import Engine, Options
-from trainstep._errors import ArgumentError
+from trainstep._errors import ArgumentError, SizesWarning
 from trainstep._hit import hit
 from trainstep._program import MISS, Program
 from trainstep._shapes import Shapes, policy
 from trainstep._state import current_scope
+from trainstep._verify import TOLERANCE, Verification, compared, probed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,13 +57,15 @@ class Function(Generic[P, R]):
         while isinstance(inner, functools.partial):
             inner = inner.func
         self.__name__: str = name or str(getattr(inner, "__name__", type(inner).__name__))
+        self._fn, self._signature, self._dynamic = fn, signature, dynamic
+        self._options = options or Options()
         self._inlined = inlined or fn  # what a call inside another step runs
         self._engine = engine or _engines.current()
         self._compiler = Compiler(
             self.__name__,
             fn,
             engine=self._engine,
-            options=options or Options(),
+            options=self._options,
             shapes=policy(shapes, self._engine),
             dynamic=dynamic,
             signature=signature,
@@ -151,6 +155,46 @@ class Function(Generic[P, R]):
             for name, value in zip(names, self._bind(args, kwargs), strict=True)
         ]
         self._compiler.warm_up(values, smaller=largest is not None)
+
+    def verify(self, *args: Any, tolerance: float = TOLERANCE, **kwargs: Any) -> Verification:
+        """Compares the exact program with the one for sizes that vary, on one batch.
+
+        Nothing is trained. The programs are made for this and dropped; a step with side effects
+        in Python runs them again.
+
+        Args:
+            *args: The arguments of a call.
+            tolerance: The relative difference that is taken as rounding.
+            **kwargs: The same by name.
+
+        Returns:
+            A `Verification`, true if the numbers agree.
+
+        Example:
+            >>> import numpy as np, trainstep as ts
+            >>> mean = ts.function(lambda x: x.mean())
+            >>> mean.verify(np.ones((5, 3))).exact
+            True
+        """
+        policy = "bucket" if self._engine.sizes == "bucket" else "dynamic"
+        fn, dynamic, options = probed(self._fn), self._dynamic, self._options
+        leaves = self._flatten(self._bind(args, kwargs))[0][1]
+        sizes = [size for shape in leaves for size in shape]
+        shapes = Shapes(policy, grid=(2 * max(sizes, default=1),), background=False)
+        make = functools.partial(
+            Function, fn, signature=self._signature, options=options, engine=self._engine
+        )
+        exact: Any = make(shapes="exact")
+        varying: Any = make(shapes=shapes, dynamic=dynamic)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SizesWarning)
+            varying.warm_up(*args, **kwargs)
+        refusals = [event.reason for event in varying.ledger if event.kind == "refused"]
+        if refusals or not varying._programs.families:
+            return Verification("; ".join(refusals) or "no size varies", {}, tolerance)
+        families = next(iter(varying._programs.families.values()))
+        written = families[0].traced.writes
+        return Verification("", compared(exact, varying, (args, kwargs), written), tolerance)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else BoundFunction(self, instance)

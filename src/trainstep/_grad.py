@@ -18,6 +18,7 @@ from trainstep._arguments import like, structure
 from trainstep._engines import Engine
 from trainstep._engines._base import Tensor, Variable, Wanted
 from trainstep._errors import GradientError, nothing_to_differentiate_by
+from trainstep._state import active
 
 
 def value_and_grad(
@@ -89,6 +90,9 @@ def value_and_grad(
             left = iter(by_leaf)
             gradients = tuple(_filled(args[number], left) for number in numbers)
             gradients = gradients[0] if isinstance(argnums, int) else gradients
+        recorder = active()
+        if recorder is not None and recorder.gradients is not None and recorder.is_here():
+            recorder.gradients.append(gradients)
         return ((value, aux) if has_aux else value), gradients
 
     return call

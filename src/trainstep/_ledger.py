@@ -130,16 +130,16 @@ class Ledger(Events):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, [])
-        self._signatures: list[Signature] = []
+        self._signatures: list[Signature | None] = []
         with _registry_lock:
             _registry.append(weakref.ref(self, _registry.remove))
 
     @property
-    def signatures(self) -> Sequence[Signature]:
-        """The signature of each event."""
+    def signatures(self) -> Sequence[Signature | None]:
+        """The signature of each event; None of what is no trace."""
         return self._signatures
 
-    def record(self, event: TraceEvent, signature: Signature) -> int:
+    def record(self, event: TraceEvent, signature: Signature | None = None) -> int:
         """Adds an event and logs one line; returns its index."""
         with _registry_lock:  # a program may have been compiled in the background
             event = replace(event, index=len(self._events) + 1)

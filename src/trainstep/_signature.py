@@ -79,14 +79,16 @@ def _change(old: Part | None, new: Part | None) -> Change | None:
     return Change(part.kind, f"{label}: {before} -> {after}")
 
 
-def nearest(new: Signature, earlier: Sequence[Signature]) -> tuple[int | None, list[Change]]:
+def nearest(new: Signature, earlier: Sequence[Signature | None]) -> tuple[int | None, list[Change]]:
     """The index of the earlier signature with the fewest differences, and those differences.
 
-    The latest wins a tie: it is the one that the user remembers.
+    The latest wins a tie: it is the one that the user remembers. None stands for no signature.
     """
     best: int | None = None
     fewest: list[Change] = []
     for index, signature in enumerate(earlier):
+        if signature is None:
+            continue
         changes = new.changes(signature)
         if best is None or len(changes) <= len(fewest):
             best, fewest = index, changes

@@ -17,7 +17,8 @@ _PLUMBING = {"concurrent", "contextlib", "functools", "importlib", "runpy", "thr
 _LIBRARIES = {"trainstep", "_pytest", "pluggy", *_ENGINES, *_PLUMBING}
 
 
-def _is_users(frame: FrameType) -> bool:
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame belongs to the user's own code."""
     module = frame.f_globals.get("__name__", "")
     frozen = frame.f_code.co_filename.startswith("<frozen")
     return module.partition(".")[0] not in _LIBRARIES and not frozen
@@ -33,7 +34,7 @@ def caller() -> str:
     """The user's line that is calling into trainstep now."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_users(frame):
+        if is_users(frame):
             return _name(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return "<unknown>"
@@ -43,7 +44,7 @@ def raised_at(traceback: TracebackType | None) -> tuple[str, str]:
     """The user's innermost line in a traceback, and its text."""
     found: tuple[str, int] | None = None
     while traceback is not None:
-        if _is_users(traceback.tb_frame):
+        if is_users(traceback.tb_frame):
             found = (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
         traceback = traceback.tb_next
     if found is None:
@@ -55,7 +56,7 @@ def depth() -> int:
     """How many frames lie between the caller and the user's line, for `warnings.warn`."""
     frame: FrameType | None = sys._getframe(1)
     count = 1
-    while frame is not None and not _is_users(frame):
+    while frame is not None and not is_users(frame):
         frame, count = frame.f_back, count + 1
     return count
 

@@ -25,7 +25,7 @@ from trainstep._ledger import Ledger, TraceEvent
 from trainstep._pattern import Pattern, common
 from trainstep._program import Program, Programs
 from trainstep._shapes import Shapes, Varying
-from trainstep._signature import Part, Signature
+from trainstep._signature import Part
 
 _BASES = 16  # earlier shapes that a new call is compared with
 
@@ -163,7 +163,7 @@ class Sized:
             from_disk=self._engine.disk_hits() > hits,
             advice="sizes that vary share a few programs; `warm_up` compiles them ahead",
         )
-        program.index = self._ledger.record(event, Signature([]))
+        program.index = self._ledger.record(event)
         if family.buckets is not None and family.buckets.full():  # it has to make room
             oldest = min(family.programs.values(), key=lambda p: p.used)
             family.drop(oldest)
@@ -184,7 +184,7 @@ class Sized:
                 kind="evicted",
                 advice="if it is needed again, raise `max_programs` or `buckets` of `Shapes`",
             )
-            self._ledger.record(event, Signature([]))
+            self._ledger.record(event)
 
     # New families ----------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Sized:
             kind="refused",
             advice=cure,
         )
-        self._ledger.record(event, Signature([]))
+        self._ledger.record(event)
         self._warn(f"cannot be recorded for sizes that vary: {cause}", cure)
 
     def against(self, call: Call) -> str:
@@ -251,7 +251,8 @@ class Sized:
         family, sizes = self._match(call.key)
         broken = "" if family is None else family.traced.broken(sizes)
         if family is None or not broken:
-            return next(reversed(self._refused.get(call.key[0], {}).values()), "")
+            cause = next(reversed(self._refused.get(call.key[0], {}).values()), "")
+            return cause and f"a program for every size, because of: {cause}"
         if broken not in family.told:
             family.told.add(broken)
             self._warn(

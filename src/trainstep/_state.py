@@ -157,6 +157,11 @@ class Recorder(Recording):
         self.updated_in_place: Callable[[Any], bool] = lambda value: False
         self.shielded: Callable[[Any], Any] = lambda value: value
         self.uncompiled = False  # the engine gave up recording: tensors have values now
+        self.gradients: list[Any] | None = None  # those taken by the step itself, if asked for
+
+    def is_here(self) -> bool:
+        """Whether the step itself is being run, not a differentiation, branch or loop in it."""
+        return current_scope() is self and self.place() is self.home
 
     def __enter__(self) -> Recorder:
         super().__enter__()

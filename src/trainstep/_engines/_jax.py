@@ -19,11 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
+from trainstep._engines import _jax_cache
 from trainstep._engines._base import (
     Axes,
     Executable,
     Loss,
     Options,
+    Refused,
     Sizes,
     Step,
     Tensor,
@@ -75,7 +77,7 @@ class JaxEngine:
         return jnp.asarray(x)
 
     def disk_hits(self) -> int:
-        return 0
+        return _jax_cache.hits()
 
     def place(self) -> Any:
         return jex.find_top_trace(None)
@@ -196,8 +198,13 @@ def _trace_sizes(
     """Records a step with symbols for the sizes that vary."""
     stand_ins, sizes = symbolic(leaves, axes)
     assumptions = Assumptions(sizes)
-    with recorder, assuming(assumptions):
-        closed = _record(recorder, step, stand_ins)
+    try:
+        with recorder, assuming(assumptions):
+            closed = _record(recorder, step, stand_ins)
+    except (TypeError, jax.core.InconclusiveDimensionOperation) as error:
+        if any(word in str(error) for word in ("_DimExpr", "ymbolic dimension")):
+            raise Refused("Python needs a size that varies as a number") from error
+        raise
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
     check_state(closed, writes)
 

@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from trainstep._engines._base import Executable, Options, Tensor, Variable
+from trainstep._engines._jax_cache import on_disk
 from trainstep._engines._padding import SMALL, own
 from trainstep._source import Source, define
 
@@ -50,7 +51,9 @@ def build(
     fallible = _has_callback(jaxpr)
     donated = range(len(changed)) if options.donate and not fallible else ()
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
-    compiled = jax.jit(fun, donate_argnums=tuple(donated)).lower(*shapes).compile()
+    lowered = jax.jit(fun, donate_argnums=tuple(donated)).lower(*shapes)
+    with on_disk():
+        compiled = lowered.compile()
     if fallible:
         return _careful(compiled, [*changed, *fixed], writes)
     return Lean(_direct_call(compiled), changed, fixed, writes, bool(donated))

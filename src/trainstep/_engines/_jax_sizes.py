@@ -41,9 +41,12 @@ class Comparison(NamedTuple):
 
     def __str__(self) -> str:
         """The opposite of the answer: what is so when it does not hold."""
+        left, right = self.left, self.right
         if self.relation == "==":
-            return f"{self.left} == {self.right}"
-        return f"{self.left} {'<' if self.answer else '>='} {self.right}"
+            return f"{left} == {right}"
+        if varies(left):
+            return f"{left} {'<' if self.answer else '>='} {right}"
+        return f"{right} {'>' if self.answer else '<='} {left}"
 
 
 class Assumptions:

@@ -34,6 +34,8 @@ from trainstep._engines._base import (
     chosen,
     is_wanted,
 )
+from trainstep._engines._tensorflow_sizes import specs as sizes_unknown
+from trainstep._engines._tensorflow_sizes import unknown_sizes
 from trainstep._state import Branch, Recorder, current_scope, initialize_pending
 
 
@@ -114,8 +116,10 @@ class TensorFlowEngine:
             return outputs
 
         specs = [tf.TensorSpec(x.shape[bool(options.repeat) :], x.dtype) for x in leaves]
+        if axes is not None:
+            specs = sizes_unknown(leaves, axes)
         try:
-            with recorder:
+            with recorder, nullcontext() if axes is None else unknown_sizes():
                 concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
         finally:
             _let_go(recorder.home, stand_ins)

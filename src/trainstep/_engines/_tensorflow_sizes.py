@@ -1,0 +1,117 @@
+"""TensorFlow: what a step must not do, and what Keras gets wrong, while sizes are unknown.
+
+One graph with unknown dimensions serves all sizes. In it `x.shape[0]` is None, and Python that
+looks at it may take another way than it would for a size, in silence. So a look from the user's
+own code refuses the record. And where Keras itself mistakes an unknown dimension, it is stopped or
+put right for the time of the trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+from keras.src.trainers.compile_utils import CompileLoss
+
+from trainstep import _site
+from trainstep._engines._base import Axes, Refused
+
+_local = threading.local()
+
+
+def specs(leaves: Sequence[Any], axes: Axes) -> list[Any]:
+    """What the graph takes: unknown dimensions where sizes vary."""
+    return [
+        tf.TensorSpec(
+            [None if name else size for size, name in zip(leaf.shape, names, strict=True)],
+            leaf.dtype,
+        )
+        for leaf, names in zip(leaves, axes, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def unknown_sizes() -> Iterator[None]:
+    """Guards a trace with unknown sizes, in this thread."""
+    replaced = [
+        (keras.layers.TimeDistributed, "call", _stopped_time_distributed),
+        (CompileLoss, "call", _counted_loss),
+        (tf.TensorShape, "__getitem__", _guarded),
+        (tf.TensorShape, "__iter__", _guarded),
+        (tf.TensorShape, "as_list", _guarded),
+    ]
+    originals = [getattr(owner, name) for owner, name, _ in replaced]
+    _local.tracing = True
+    try:
+        for (owner, name, make), original in zip(replaced, originals, strict=True):
+            setattr(owner, name, make(original))
+        yield
+    finally:
+        _local.tracing = False
+        for (owner, name, _), original in zip(replaced, originals, strict=True):
+            setattr(owner, name, original)
+
+
+def _guarded(original: Any) -> Any:
+    """Stops the user's own Python from looking at a dimension that is unknown."""
+
+    def look(self: Any, *args: Any) -> Any:
+        found = original(self, *args)
+        users = getattr(_local, "tracing", False) and _site.is_users(sys._getframe(1))
+        if users and _is_unknown(self if isinstance(found, Iterator) else found):
+            raise Refused("`shape` of a size that varies; use `keras.ops.shape`")
+        return found
+
+    return look
+
+
+def _is_unknown(found: Any) -> bool:
+    dims = found._dims if isinstance(found, tf.TensorShape) else found
+    return None in dims if isinstance(dims, (list, tuple)) else dims is None
+
+
+def _stopped_time_distributed(original: Any) -> Any:
+    """Keras maps over the batch instead of the time axis when that is unknown."""
+
+    def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(_local, "tracing", False) and inputs.shape[1] is None:
+            raise Refused(f"`TimeDistributed` {self.name!r} along an axis whose size varies")
+        return original(self, inputs, *args, **kwargs)
+
+    return call
+
+
+def _counted_loss(original: Any) -> Any:
+    """Keras counts every batch as one sample in the losses of outputs when its size is unknown."""
+
+    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if not getattr(_local, "tracing", False):
+            return original(self, y_true, y_pred, sample_weight)
+        count = tf.shape(tree.flatten(y_pred)[0])[0]
+        with contextlib.ExitStack() as stack:
+            for metric in self.metrics:
+                stack.enter_context(_counting(metric, count))
+            return original(self, y_true, y_pred, sample_weight)
+
+    return call
+
+
+@contextlib.contextmanager
+def _counting(metric: Any, count: Any) -> Iterator[None]:
+    """Lets a metric count samples where it is told nothing."""
+    update = metric.update_state
+
+    def counted(values: Any, sample_weight: Any = None) -> Any:
+        return update(values, sample_weight=count if sample_weight is None else sample_weight)
+
+    vars(metric)["update_state"] = counted
+    try:
+        yield
+    finally:
+        del vars(metric)["update_state"]
