@@ -11,11 +11,14 @@ from . import (
     layers,
     models,
     objectives,
+    pending,
     recurrent,
     refusals,
     steps,
 )
 from .base import CASES, ENGINES, Built, Case
+
+pending.apply()
 
 __all__ = [
     "CASES",
@@ -29,6 +32,7 @@ __all__ = [
     "layers",
     "models",
     "objectives",
+    "pending",
     "recurrent",
     "refusals",
     "steps",

@@ -180,14 +180,13 @@ PREPARATIONS: dict[str, tuple[Callable[[], Any], Array, Sequence[int], str]] = {
     ),
 }
 
-REFUSED: dict[str, dict[str, str]] = {}
 UNFIT: dict[str, dict[str, str]] = {
     "hashing": {"jax": "Keras computes it with TensorFlow, from values that a trace does not have"},
 }
 
 
 def _more(name: str) -> dict[str, Any]:
-    return {"refused": REFUSED.get(name), "unfit": UNFIT.get(name, {})}
+    return {"unfit": UNFIT.get(name, {})}
 
 
 for _name, (_make, _shape) in PLAIN.items():
