@@ -37,13 +37,54 @@ PENDING: dict[str, dict[str, str]] = {
         "layer_discretization": "`lt_to`",
         "layer_adapted_discretization": "`lt_to`",
         "layer_mel_spectrogram": "`fft`",
+        # Keras runs through the steps in Python.
+        "time_distributed": "as a number",
+        "time_distributed_conv": "as a number",
     },
     "tensorflow": {
         # Keras takes the rows for the steps when the number of steps is unknown.
         "time_distributed": "TimeDistributed",
         "time_distributed_conv": "TimeDistributed",
     },
-    "torch": {},
+    "torch": {
+        # Keras on torch runs through the steps of a recurrence in Python.
+        **dict.fromkeys(
+            (
+                "lstm",
+                "gru",
+                "gru_reset_before",
+                "simple_rnn",
+                "lstm_go_backwards",
+                "lstm_each_step",
+                "gru_each_step_go_backwards",
+                "bidirectional_lstm",
+                "bidirectional_gru_each_step",
+                "stacked_rnns",
+                "lstm_with_dropout",
+                "rnn_of_stacked_cells",
+                "masked_lstm",
+                "masked_gru",
+                "masked_stack",
+                "masked_bidirectional",
+                "masking_layer",
+                "conv_lstm_1d",
+                "conv_then_lstm",
+                "time_distributed",
+                "time_distributed_conv",
+                "encoder_and_decoder",
+                "scan_over_time",
+                "connectionist_temporal_classification",
+            ),
+            "`time` is needed as a number",
+        ),
+        "scan_over_batch": "`batch` is needed as a number",
+        # Here Keras on torch makes Python's numbers of the batch's size.
+        "layer_conv_lstm2d": "keras.src.backend.torch.rnn",
+        "layer_random_rotation": "affine_transform",
+        "layer_random_zoom": "affine_transform",
+        "layer_random_translation": "affine_transform",
+        "metric_mean_iou": "scatter",
+    },
 }
 
 
