@@ -17,7 +17,7 @@ from trainstep._engines._jax_program import Lean, build, settled_text
 from trainstep._engines._jax_sizes import true_shape
 from trainstep._engines._masking import evaluate
 from trainstep._engines._masking._bucket import Bucket, varying
-from trainstep._engines._padding import padded
+from trainstep._engines._padding import Padding
 from trainstep._source import Source
 
 
@@ -51,9 +51,12 @@ def build_bucket(
     ]
     recorded = jax.make_jaxpr(masked)(*shapes, jax.ShapeDtypeStruct((len(names),), jnp.int32))
     run = build(recorded, reads, writes, options)
-    arrays = [shape.shape for shape in shapes[len(reads) :]]
+    paddings = [
+        Padding(array.shape, array.dtype, varying(aval.shape)) if varying(aval.shape) else None
+        for array, aval in zip(shapes[len(reads) :], closed.in_avals[len(reads) :], strict=True)
+    ]
     outputs = [v.aval.shape for v in closed.jaxpr.outvars[len(writes) :]]
-    return Bucketed(run, names, arrays, axes, outputs)
+    return Bucketed(run, names, paddings, axes, outputs)
 
 
 class Bucketed:
@@ -63,12 +66,11 @@ class Bucketed:
         self,
         run: Executable,
         names: Sequence[str],
-        shapes: Sequence[tuple[int, ...]],
+        paddings: Sequence[Padding | None],
         axes: Axes,
         outputs: Sequence[Sequence[Any]],
     ) -> None:
-        self._run, self._names, self._shapes, self._outputs = run, names, shapes, outputs
-        self._varies = [any(name is not None for name in labels) for labels in axes]
+        self._run, self._names, self._paddings, self._outputs = run, names, paddings, outputs
         places = {
             name: (leaf, axis)
             for leaf, labels in reversed(list(enumerate(axes)))
@@ -81,29 +83,24 @@ class Bucketed:
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
         sizes = tuple(leaves[leaf].shape[axis] for leaf, axis in self._places)
-        arrays = [padded(x, shape) for x, shape in zip(leaves, self._shapes, strict=True)]
+        arrays = [pad(x) if pad else x for x, pad in zip(leaves, self._paddings, strict=True)]
         outs = list(self._run([*arrays, np.array(sizes, np.int32)]))
         return self.cut(outs, sizes) if self._cut else outs
 
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""
+        names: dict[str, Any] = {"bucketed": self, "array": np.array, "int32": np.int32}
         if not isinstance(self._run, Lean):
-            return Source(
-                f"outs = bucketed(({''.join(f'{name}, ' for name in arrays)}))", {"bucketed": self}
-            )
+            return Source(f"outs = bucketed(({''.join(f'{name}, ' for name in arrays)}))", names)
+        leaves = []
+        for (name, x), pad in zip(arrays.items(), self._paddings, strict=True):
+            leaves.append(f"pad_{name}({name})" if pad else settled_text(name, x))
+            names[f"pad_{name}"] = pad
         named = list(arrays)
-        leaves = [
-            settled_text(name, x) if not varies else f"padded({name}, shape_{name})"
-            for (name, x), varies in zip(arrays.items(), self._varies, strict=True)
-        ]
         sizes = "".join(f"{named[leaf]}.shape[{axis}], " for leaf, axis in self._places)
         run = self._run.running([*leaves, "array(sizes, int32)"])
-        text = f"sizes = ({sizes})\n{run.text}"
-        if self._cut:
-            text += "outs = cut(outs, sizes)\n"
-        shapes = {f"shape_{n}": shape for n, shape in zip(named, self._shapes, strict=True)}
-        tools = {"padded": padded, "array": np.array, "int32": np.int32, "cut": self.cut}
-        return Source(text, {**run.names, **shapes, **tools})
+        cut = "outs = bucketed.cut(outs, sizes)\n" if self._cut else ""
+        return Source(f"sizes = ({sizes})\n{run.text}{cut}", {**run.names, **names})
 
     def cut(self, outs: list[Tensor], sizes: tuple[int, ...]) -> list[Tensor]:
         """The outputs without their padding."""

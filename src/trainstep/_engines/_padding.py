@@ -38,20 +38,46 @@ def own(x: Any) -> Any:
     return copy
 
 
-def padded(x: Any, shape: tuple[int, ...]) -> Any:
-    """A copy of an array with a larger shape."""
-    x = np.asarray(x)
-    if x.shape == shape:
-        return own(x)
-    full = empty(shape, x.dtype)
-    full[tuple(map(slice, x.shape))] = x
-    for axis, (size, wanted) in enumerate(zip(x.shape, shape, strict=True)):
-        if size != wanted:
-            # Axes before this one are full already, those after it not yet.
-            before = (*(slice(None),) * axis,)
-            after = tuple(map(slice, x.shape[axis + 1 :]))
-            _fill(full[(*before, slice(size, None), *after)], full[(*before, slice(0, 1), *after)])
-    return full
+class Padding:
+    """Makes arrays of one shape and dtype out of smaller ones.
+
+    Args:
+        shape: The shape to make.
+        dtype: The dtype of the arrays.
+        axes: The axes along which they are smaller.
+    """
+
+    __slots__ = ("_axes", "_dtype", "_make", "_shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, axes: Sequence[int]) -> None:
+        self._shape, self._dtype, self._axes = shape, np.dtype(dtype), list(axes)
+        small = int(np.prod(shape, dtype=np.int64)) * self._dtype.itemsize <= SMALL
+        self._make: Callable[..., Any] = np.empty if small else empty
+
+    def __call__(self, x: Any) -> Any:
+        """A copy of an array, padded."""
+        if type(x) is not np.ndarray:
+            x = np.asarray(x)
+        full = self._make(self._shape, self._dtype)
+        if self._axes != [0]:
+            return self._inner(x, full)
+        size = len(x)
+        full[:size] = x
+        if size < len(full):
+            _fill(full[size:], full[0])
+        return full
+
+    def _inner(self, x: Any, full: Any) -> Any:
+        full[tuple(map(slice, x.shape))] = x
+        for axis in self._axes:
+            size = x.shape[axis]
+            if size < self._shape[axis]:
+                # Axes before this one are full already, those after it not yet.
+                before = (slice(None),) * axis
+                after = tuple(map(slice, x.shape[axis + 1 :]))
+                first = full[(*before, slice(0, 1), *after)]
+                _fill(full[(*before, slice(size, None), *after)], first)
+        return full
 
 
 def _by_first(beyond: Any, first: Any) -> None:
