@@ -96,7 +96,12 @@ NETWORKS = {"convnet": Convnet, "transformer": Transformer}
 
 def build(network: str, weights: s.Weights, compiled: bool) -> s.Step:
     """The step of a network that starts from the weights of its Keras model."""
-    module = NETWORKS.get(network, mlp)(weights).train()
+    return step_of(NETWORKS.get(network, mlp)(weights), compiled)
+
+
+def step_of(module: nn.Module, compiled: bool) -> s.Step:
+    """The step of a module, on batches of any size unless it is compiled."""
+    module.train()
     betas = s.BETA_1, s.BETA_2
     parameters = list(module.parameters())
     adam = torch.optim.Adam(parameters, s.LEARNING_RATE, betas, s.EPSILON, fused=True)
