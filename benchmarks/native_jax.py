@@ -134,7 +134,9 @@ def start(network: str, weights: s.Weights) -> State:
     if network == "convnet":
         extras.append(jax.random.PRNGKey(0))
     first, second = ([jnp.zeros_like(p) for p in params] for _ in range(2))
-    return State(params, extras, first, second, jnp.array(0), jnp.array(0.0), jnp.array(0.0))
+    # Arrays of a type, unlike those made of a Python number, or the second step is traced again.
+    counts = jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros(())
+    return State(params, extras, first, second, *counts)
 
 
 def build(network: str, weights: s.Weights, many: bool = False) -> s.Step:

@@ -9,7 +9,9 @@ step with a mask, its batches padded to a power of two; on TensorFlow a `tf.func
 on torch an eager loop. Keras gets only the first of the batches, as it may compile for each size.
 
 "worst step" is the longest one after the first 10. "loss off by" is the largest difference in loss
-from the loop by hand at any step, relative to it: no contender may do something easier.
+from the loop by hand at any step, relative to it, as a check that no contender does something
+easier; rounding makes it grow with the steps. Keras's Adam on TensorFlow treats a token that comes
+several times in a batch differently, so there it is further off on "lengths".
 
 On JAX there is a last table: the step with a mask, in a bucket of 32 rows, against the step
 without one, which takes only 32.
