@@ -126,16 +126,24 @@ def _join(e: Equation) -> Tensor:
 def _pad(e: Equation) -> Tensor:
     x, value = e.operands
     config = e.params["padding_config"]
-    if any(varies(low) or varies(between) for low, _, between in config):
-        raise e.refuse("at the front by a number that varies has no rule")
-    padded = [(low, e.bucket.padded(high), between) for low, high, between in config]
+    if any(varies(between) for *_, between in config):
+        raise e.refuse("between positions by a number that varies has no rule")
+    # What is to go in front by a number that varies is put behind, and rolled to the front.
+    padded = [
+        (0, e.bucket.padded(low) + e.bucket.padded(high), between)
+        if varies(low)
+        else (low, e.bucket.padded(high), between)
+        for low, high, between in config
+    ]
     x = lax.pad(x, value, padded)
     for axis, (low, _, between) in enumerate(config):
-        dim = e.shapes[0][axis]
-        if varies(dim):  # padding begins where the true part ends
+        dim, start = e.shapes[0][axis], e.bucket.true(low)
+        if varies(dim) or varies(low):  # padding begins where the true part ends
             size = e.bucket.true(dim)
-            end = low + size + jnp.maximum(size - 1, 0) * between
-            x = jnp.where(lax.broadcasted_iota(jnp.int32, x.shape, axis) < end, x, value)
+            end = start + size + jnp.maximum(size - 1, 0) * between
+            x = jnp.roll(x, start, axis) if varies(low) else x
+            places = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+            x = jnp.where((places >= start) & (places < end), x, value)
     return x
 
 
