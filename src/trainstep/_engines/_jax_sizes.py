@@ -21,6 +21,7 @@ from jax._src.export import shape_poly
 from trainstep import _site
 from trainstep._engines._base import Axes, Sizes
 from trainstep._engines._masking._bucket import value_of, varies
+from trainstep._engines._patching import replaced
 
 # Comparisons in these parts of JAX are about broadcasting, caches and empty arrays; either answer
 # gives the same numbers for every size from 1 on.
@@ -90,24 +91,21 @@ _local = threading.local()
 def assuming(assumptions: Assumptions) -> Iterator[None]:
     """Answers what JAX cannot about sizes, in this thread, until the trace is over."""
     expression = shape_poly._DimExpr
-    replaced = [
-        (expression, "__eq__", _noting_equal),
-        (expression, "max", _noting_larger),
-        (expression, "rmax", _noting_larger),
-        (expression, "min", _noting_smaller),
-        (expression, "rmin", _noting_smaller),
-        (shape_poly, "_geq_decision", _noting_at_least),
-    ]
-    originals = [getattr(owner, name) for owner, name, _ in replaced]
     _local.assumptions = assumptions
     try:
-        for (owner, name, make), original in zip(replaced, originals, strict=True):
-            setattr(owner, name, make(original))
-        yield
+        with replaced(
+            [
+                (expression, "__eq__", _noting_equal),
+                (expression, "max", _noting_larger),
+                (expression, "rmax", _noting_larger),
+                (expression, "min", _noting_smaller),
+                (expression, "rmin", _noting_smaller),
+                (shape_poly, "_geq_decision", _noting_at_least),
+            ]
+        ):
+            yield
     finally:
         _local.assumptions = None
-        for (owner, name, _), original in zip(replaced, originals, strict=True):
-            setattr(owner, name, original)
 
 
 def _noting() -> Assumptions | None:

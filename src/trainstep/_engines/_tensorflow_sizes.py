@@ -21,6 +21,7 @@ from keras.src.trainers.compile_utils import CompileLoss
 
 from trainstep import _site
 from trainstep._engines._base import Axes, Refused
+from trainstep._engines._patching import replaced
 
 _local = threading.local()
 
@@ -39,23 +40,20 @@ def specs(leaves: Sequence[Any], axes: Axes) -> list[Any]:
 @contextlib.contextmanager
 def unknown_sizes() -> Iterator[None]:
     """Guards a trace with unknown sizes, in this thread."""
-    replaced = [
-        (keras.layers.TimeDistributed, "call", _stopped_time_distributed),
-        (CompileLoss, "call", _counted_loss),
-        (tf.TensorShape, "__getitem__", _guarded),
-        (tf.TensorShape, "__iter__", _guarded),
-        (tf.TensorShape, "as_list", _guarded),
-    ]
-    originals = [getattr(owner, name) for owner, name, _ in replaced]
     _local.tracing = True
     try:
-        for (owner, name, make), original in zip(replaced, originals, strict=True):
-            setattr(owner, name, make(original))
-        yield
+        with replaced(
+            [
+                (keras.layers.TimeDistributed, "call", _stopped_time_distributed),
+                (CompileLoss, "call", _counted_loss),
+                (tf.TensorShape, "__getitem__", _guarded),
+                (tf.TensorShape, "__iter__", _guarded),
+                (tf.TensorShape, "as_list", _guarded),
+            ]
+        ):
+            yield
     finally:
         _local.tracing = False
-        for (owner, name, _), original in zip(replaced, originals, strict=True):
-            setattr(owner, name, original)
 
 
 def _guarded(original: Any) -> Any:
