@@ -23,11 +23,14 @@ NAMES = [
     "Ledger",
     "Logs",
     "RetraceLimitError",
+    "Shapes",
+    "SizesWarning",
     "Spec",
     "StateError",
     "TraceEvent",
     "Trainer",
     "TrainstepError",
+    "Verification",
     "accelerate",
     "clip_by_global_norm",
     "function",
@@ -35,6 +38,7 @@ NAMES = [
     "grad",
     "ledger",
     "restore",
+    "set_cache",
     "value_and_grad",
 ]
 

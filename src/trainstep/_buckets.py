@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from trainstep._shapes import Shapes
 
 Bucket = tuple[int, ...]
 
 
-class Account:
-    """What a closer bucket would have saved so far."""
+class Account(NamedTuple):
+    """What a call of some sizes costs."""
 
-    __slots__ = ("rows",)
-
-    def __init__(self) -> None:
-        self.rows = 0.0
+    rows: int  # that it has
+    padded: int  # that the program computes
+    saved: int  # that the closest bucket would save
+    owed: list[int]  # what it would have saved so far, over all calls in it
 
 
 class Buckets:
@@ -31,16 +32,20 @@ class Buckets:
 
     Attributes:
         compiled: The buckets that have a program, in the order of compilation.
+        awaited: The one that is being compiled.
+        rows: What came so far: positions, over all sizes that vary.
+        padded: What was computed for it.
     """
 
     def __init__(self, names: Sequence[str], first: Mapping[str, int], shapes: Shapes) -> None:
         self._names, self._shapes = names, shapes
         self._first = [max(first[name], shapes.multiple) for name in names]
         self._limit = shapes.buckets * len(names)
-        self._accounts: dict[Bucket, Account] = {}
-        self._rows, self._calls = 0.0, 0
+        self._owed: dict[Bucket, list[int]] = {}
+        self._calls = 0
+        self.rows, self.padded = 0, 0
         self.compiled: list[Bucket] = []
-        self.awaited: Bucket | None = None  # being compiled
+        self.awaited: Bucket | None = None
 
     def cell(self, sizes: Sequence[int]) -> Bucket:
         """The bucket of the grid that is closest to these sizes."""
@@ -56,21 +61,22 @@ class Buckets:
         wanted = map(max, sizes, self._first) if not self.compiled else sizes
         return self.cell(list(wanted))
 
-    def account(self, sizes: Sequence[int]) -> tuple[Account, float]:
-        """The account of the closest bucket, and what it would save each time."""
-        serving, cell = self.serving(sizes), self.cell(sizes)
-        saved = 0 if serving is None else math.prod(serving) - math.prod(cell)
-        return self._accounts.setdefault(cell, Account()), float(max(saved, 0))
+    def account(self, sizes: Sequence[int], serving: Bucket) -> Account:
+        """What calls of these sizes are put down to."""
+        cell, padded = self.cell(sizes), math.prod(serving)
+        owed = self._owed.setdefault(cell, [0])
+        return Account(math.prod(sizes), padded, max(padded - math.prod(cell), 0), owed)
 
-    def note(self, account: Account, saved: float, rows: float) -> bool:
+    def note(self, account: Account) -> bool:
         """Notes a call; says whether a closer bucket has become worth its price."""
-        self._rows += rows
         self._calls += 1
-        if not saved:
+        self.rows += account.rows
+        self.padded += account.padded
+        if not account.saved:
             return False
-        account.rows += saved
+        account.owed[0] += account.saved
         return (
-            account.rows * self._calls > self._shapes.patience * self._rows
+            account.owed[0] * self._calls > self._shapes.patience * self.rows
             and self.awaited is None
             and len(self.compiled) < self._limit
         )

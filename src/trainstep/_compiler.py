@@ -79,6 +79,7 @@ class Compiler:
             engine=engine,
             programs=self.programs,
             ledger=self.ledger,
+            one_trace=max_traces == 1,
         )
 
     def flatten(self, values: Sequence[Any]) -> tuple[Key, list[Any]]:
@@ -184,9 +185,10 @@ class Compiler:
     def _announce(self, call: Call, pattern: Pattern | None) -> tuple[Signature, TraceEvent]:
         """What this call is, and how it differs from the calls before, ahead of the trace."""
         flags = {p.label: p for watch in self.programs.watches() for p in watch.parts()}
-        parts = call.parts if pattern is None else with_sizes(call.parts, pattern)
-        signature = Signature([*parts, *flags.values()])
+        signature = Signature([*call.parts, *flags.values()])
         index, changes = nearest(signature, self.ledger.signatures)
+        if pattern is not None:
+            signature = Signature([*with_sizes(call.parts, pattern), *flags.values()])
         texts = [change.text for change in changes]
         against = "" if pattern is not None else self._sized.against(call)
         if index is not None and not texts:

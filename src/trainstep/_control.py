@@ -66,7 +66,7 @@ def traced_control_flow(*, by_value: bool) -> Iterator[None]:
         return while_loop(*args, **kwargs)
 
     def traced_fori_loop(lower: Any, upper: Any, *args: Any, **kwargs: Any) -> Any:
-        if _compiling() and by_value and not (isinstance(lower, int) and isinstance(upper, int)):
+        if _compiling() and by_value and not (_is_number(lower) and _is_number(upper)):
             raise Uncompilable("keras.ops.fori_loop")
         return fori_loop(lower, upper, *args, **kwargs)
 
@@ -82,6 +82,11 @@ def traced_control_flow(*, by_value: bool) -> Iterator[None]:
 def _compiling() -> bool:
     recorder = active()
     return recorder is not None and not recorder.uncompiled
+
+
+def _is_number(x: Any) -> bool:
+    """Whether Python can count to `x`; to a size that varies it can try."""
+    return hasattr(x, "__index__") and not ops.is_tensor(x)
 
 
 def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -48,13 +47,13 @@ class Family:
     def served(self, sizes: Mapping[str, int]) -> Served | None:
         """What serves a call of these sizes, if it is compiled."""
         if self.buckets is None:
-            return Served(self.programs[()], None, None, 0.0, 0.0) if self.programs else None
+            return Served(self.programs[()], None, None) if self.programs else None
         wanted = self.ordered(sizes)
         bucket = self.buckets.serving(wanted)
         if bucket is None:
             return None
-        account, saved = self.buckets.account(wanted)
-        return Served(self.programs[bucket], self.buckets, account, saved, math.prod(wanted))
+        account = self.buckets.account(wanted, bucket)
+        return Served(self.programs[bucket], self.buckets, account)
 
     def compile(self, bucket: Bucket) -> Program:
         """The program for a bucket; no Python of the user's is run."""
@@ -77,23 +76,16 @@ class Family:
 
 
 class Served:
-    """The program that serves calls of some sizes, and what a closer one would save."""
+    """The program that serves calls of some sizes, and what that costs."""
 
-    __slots__ = ("_account", "_buckets", "_rows", "_saved", "program")
+    __slots__ = ("_account", "_buckets", "program")
 
-    def __init__(
-        self,
-        program: Program,
-        buckets: Buckets | None,
-        account: Account | None,
-        saved: float,
-        rows: float,
-    ) -> None:
+    def __init__(self, program: Program, buckets: Buckets | None, account: Account | None) -> None:
         self.program = program
-        self._buckets, self._account, self._saved, self._rows = buckets, account, saved, rows
+        self._buckets, self._account = buckets, account
 
     def goes_on(self) -> bool:
         """Notes one more call; False if a closer program has become worth compiling."""
         if self._buckets is None or self._account is None:
             return True
-        return not self._buckets.note(self._account, self._saved, self._rows)
+        return not self._buckets.note(self._account)

@@ -234,6 +234,13 @@ class Programs:
                 program.hits.clear()
         self.forget_ways()
 
+    def padding(self) -> float:
+        """How much of what was computed for sizes that vary was padding."""
+        found = [f.buckets for families in self.families.values() for f in families]
+        rows = sum(b.rows for b in found if b is not None)
+        padded = sum(b.padded for b in found if b is not None)
+        return 1 - rows / padded if padded else 0.0
+
     def watches(self) -> Sequence[Watch]:
         """The flags that matter to the programs there are."""
         families = [family.watch for found in self.families.values() for family in found]

@@ -39,8 +39,9 @@ class Shapes:
             takes over, and with it the rounding, depends on time.
 
     Example:
-        >>> import numpy as np, trainstep as ts
-        >>> total = ts.function(lambda x: x.sum(), shapes=ts.Shapes("bucket", grid=(4, 8)))
+        >>> import keras, numpy as np, trainstep as ts
+        >>> shapes = ts.Shapes("bucket", grid=(4, 8))
+        >>> total = ts.function(lambda x: keras.ops.sum(x), shapes=shapes)
         >>> [float(total(np.ones(n))) for n in (3, 2, 7)], total.trace_count
         ([3.0, 2.0, 7.0], 1)
     """

@@ -40,6 +40,17 @@ def caller() -> str:
     return "<unknown>"
 
 
+def here() -> str:
+    """The user's line that is calling into trainstep, and its text."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame):
+        frame = frame.f_back
+    if frame is None:
+        return "<unknown>"
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{_name(file, line)}: `{linecache.getline(file, line).strip()}`"
+
+
 def raised_at(traceback: TracebackType | None) -> tuple[str, str]:
     """The user's innermost line in a traceback, and its text."""
     found: tuple[str, int] | None = None

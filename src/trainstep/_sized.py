@@ -61,6 +61,7 @@ class Sized:
         engine: Engine,
         programs: Programs,
         ledger: Ledger,
+        one_trace: bool,
     ) -> None:
         self._name, self._shapes, self._varying, self._engine = name, shapes, varying, engine
         self._programs, self._ledger = programs, ledger
@@ -68,6 +69,7 @@ class Sized:
         self._bases: dict[Any, list[Sequence[Sequence[int | str]]]] = {}
         self._refused: dict[Any, dict[Pattern, str]] = {}
         self._expected: set[Any] = set()
+        self._one_trace = one_trace  # there may be no second one for sizes that are known to vary
         self._on = engine.sizes != "exact" and shapes.policy != "exact"
 
     # Families that there are -----------------------------------------------------------------
@@ -196,7 +198,8 @@ class Sized:
         ranks = zip(call.labels, shapes, strict=True)
         declared = [self._varying.of(label, len(shape)) for label, shape in ranks]
         bases = [b for b in self._bases.get(skeleton, ()) if tuple(b) != shapes]
-        if self._shapes.policy != "auto" or skeleton in self._expected:
+        at_once = self._shapes.policy != "auto" or skeleton in self._expected
+        if at_once or (self._one_trace and any(declared)):
             bases = [shapes, *bases]  # by this call alone if there is no other
         for base in reversed(bases):
             found = common(base, shapes, declared)
@@ -253,13 +256,13 @@ class Sized:
         if family is None or not broken:
             cause = next(reversed(self._refused.get(call.key[0], {}).values()), "")
             return cause and f"a program for every size, because of: {cause}"
-        if broken not in family.told:
+        if broken.endswith(")") and broken not in family.told:
             family.told.add(broken)
             self._warn(
-                f"treats {broken} as a case of its own",
+                f"takes another way for some sizes than for those with {broken}",
                 "let the step do the same for every size, or pass shapes='exact'",
             )
-        return f"the step treats {broken} as a case of its own"
+        return f"the program for sizes that vary serves {broken}"
 
     def _warn(self, what: str, cure: str) -> None:
         warnings.warn(

@@ -24,6 +24,7 @@ from trainstep._progress import Bar, Progress
 from trainstep._recipe import Recipe, check_model
 from trainstep._shapes import Shapes
 from trainstep._state import current_scope
+from trainstep._verify import Verification
 
 
 class Trainer:
@@ -199,6 +200,27 @@ class Trainer:
         classes = class_table(class_weight, sample_weight)
         values = step(x, y, sample_weight, classes)
         return tree.pack_sequence_as(fetches, values) if not isinstance(fetches, str) else values[0]
+
+    def verify(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> Verification:
+        """Compares the train step for sizes that vary with the exact one, on one batch.
+
+        Nothing is trained; see `Function.verify`.
+
+        Example:
+            >>> import keras, numpy as np, trainstep as ts
+            >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+            >>> trainer = ts.Trainer(model, optimizer="adam", loss="mse")
+            >>> trainer.verify(np.ones((5, 2)), np.ones((5, 1))).exact
+            True
+        """
+        classes = class_table(class_weight, sample_weight)
+        return self._functions.step("train").verify(x, y, sample_weight, classes)
 
     def inspect(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,11 @@ def probed(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compared(
-    exact: Any, varying: Any, call: tuple[Any, Any], written: Sequence[Any]
+    exact: Any,
+    varying: Any,
+    call: tuple[Any, Any],
+    written: Sequence[Any],
+    same_draws: Callable[[], AbstractContextManager[Any]],
 ) -> dict[str, float]:
     """The differences between two functions on one call, by part.
 
@@ -82,15 +87,16 @@ def compared(
         varying: The other one.
         call: Arguments by position and by name.
         written: The variables that the step writes.
+        same_draws: Makes blocks in which random draws are the same.
     """
     args, kwargs = call
     found: dict[str, float] = {}
-    with _unchanged(written):
+    with _unchanged(written), same_draws():
         wanted = _numbers(exact(*args, **kwargs), written)
     gradients = [np.abs(v).max() for part, v in wanted.items() if part.startswith("gradient")]
     scale = max([1e-6, *(g for g in gradients if np.isfinite(g))])
     for fill in FILLINGS:  # no padding, nothing to fill, on an engine without buckets
-        with _unchanged(written), filling(fill):
+        with _unchanged(written), same_draws(), filling(fill):
             came = _numbers(varying(*args, **kwargs), written)
         for part, value in wanted.items():
             unit = scale if part.startswith("gradient") else max(1.0, _largest(value))

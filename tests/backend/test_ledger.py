@@ -108,7 +108,7 @@ def test_a_new_static_value_is_named() -> None:
 
 
 def test_the_nearest_earlier_signature_is_taken() -> None:
-    step = ts.function(lambda x, y, z: ops.sum(x) + ops.sum(y) + ops.sum(z))
+    step = ts.function(lambda x, y, z: ops.sum(x) + ops.sum(y) + ops.sum(z), shapes="exact")
 
     step(zeros(1), zeros(1), zeros(1))
     step(zeros(2), zeros(2), zeros(2))
@@ -190,7 +190,7 @@ def test_another_model_is_named() -> None:
 
 
 def test_the_site_is_the_users_file_and_line() -> None:
-    step = ts.function(lambda x: x + 1)
+    step = ts.function(lambda x: x + 1, shapes="exact")
 
     first = line() + 1
     step(zeros(2))
@@ -283,7 +283,7 @@ def test_printing_a_ledger_says_it_all() -> None:
 
 def test_the_ledger_of_the_process_lists_living_functions_and_forgets_dead_ones() -> None:
     one = ts.function(lambda x: x + 1, name="living_one")
-    two = ts.function(lambda x: x + 2, name="dying_two")
+    two = ts.function(lambda x: x + 2, name="dying_two", shapes="exact")
     one(zeros(2))
     two(zeros(2))
     two(zeros(3))
@@ -313,7 +313,7 @@ def test_name_is_what_the_ledger_calls_the_function() -> None:
 def test_one_info_line_is_logged_per_trace_and_none_per_step(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    step = ts.function(lambda x: ops.sum(x), name="logged")
+    step = ts.function(lambda x: ops.sum(x), name="logged", shapes="exact")
 
     with caplog.at_level(logging.DEBUG, logger="trainstep"):
         for _ in range(50):
@@ -372,7 +372,7 @@ def test_the_limit_raises_before_user_code_runs_and_carries_the_entry() -> None:
     runs = []
     total = keras.Variable(0.0)
 
-    @ts.function(max_traces=2)
+    @ts.function(max_traces=2, shapes="exact")
     def step(x: Any) -> Any:
         runs.append(1)
         total.assign_add(1.0)

@@ -717,7 +717,7 @@ def test_first_calls_that_race_cost_one_trace() -> None:
 def test_a_thread_that_traces_and_one_that_runs_do_not_disturb_one_another() -> None:
     total = keras.Variable(0.0)
 
-    @ts.function
+    @ts.function(shapes="exact")
     def step(x: Any) -> None:
         total.assign_add(ops.sum(x))
 

@@ -13,8 +13,8 @@ from trainstep.testing import NullEngine, assert_traces
 class Echo(NullEngine):
     """Answers with the arrays that a program was given."""
 
-    def trace(self, step: Any, leaves: Any, recorder: Any, options: Any) -> Any:
-        traced = super().trace(step, leaves, recorder, options)
+    def trace(self, step: Any, leaves: Any, recorder: Any, options: Any, axes: Any = None) -> Any:
+        traced = super().trace(step, leaves, recorder, options, axes)
         traced.build = lambda compiler: lambda leaves: [np.asarray(x) for x in leaves]
         return traced
 

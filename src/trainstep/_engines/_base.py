@@ -10,6 +10,7 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -110,7 +111,8 @@ class Traced:
     """A recorded step: the variables that it reads and writes, and the way to compile it.
 
     A step that was recorded for sizes that vary may have looked at a size (`if n > 8`); `broken`
-    tells what it took for granted that is not so for these sizes: "" if it serves them.
+    tells what it took for granted that is not so for these sizes, with the line that looked in
+    parentheses if that was a look from Python: "" if it serves them.
     """
 
     reads: list[Variable]
@@ -142,6 +144,10 @@ class Engine(Protocol):
 
     def disk_hits(self) -> int:
         """How many programs this thread has taken from the engine's cache on disk so far."""
+        ...
+
+    def same_draws(self) -> AbstractContextManager[Any]:
+        """A block in which the engine's own random generator always starts alike."""
         ...
 
     def place(self) -> Any:

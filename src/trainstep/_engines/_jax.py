@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -78,6 +79,9 @@ class JaxEngine:
 
     def disk_hits(self) -> int:
         return _jax_cache.hits()
+
+    def same_draws(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # its draws are those of seeds, which are state
 
     def place(self) -> Any:
         return jex.find_top_trace(None)

@@ -18,6 +18,7 @@ import jax
 from jax import export
 from jax._src.export import shape_poly
 
+from trainstep import _site
 from trainstep._engines._base import Axes, Sizes
 from trainstep._engines._masking._bucket import value_of, varies
 
@@ -33,6 +34,7 @@ class Comparison(NamedTuple):
     relation: str  # == or >=
     right: Any
     answer: bool
+    site: str  # the user's line that asked
 
     def holds(self, sizes: Sizes) -> bool:
         """Whether these sizes have the same answer."""
@@ -40,13 +42,14 @@ class Comparison(NamedTuple):
         return (difference == 0 if self.relation == "==" else difference >= 0) is self.answer
 
     def __str__(self) -> str:
-        """The opposite of the answer: what is so when it does not hold."""
         left, right = self.left, self.right
         if self.relation == "==":
-            return f"{left} == {right}"
-        if varies(left):
-            return f"{left} {'<' if self.answer else '>='} {right}"
-        return f"{right} {'>' if self.answer else '<='} {left}"
+            said = f"{left} != {right}"
+        elif varies(left):
+            said = f"{left} {'>=' if self.answer else '<'} {right}"
+        else:
+            said = f"{right} {'<=' if self.answer else '>'} {left}"
+        return f"{said} ({self.site})"
 
 
 class Assumptions:
@@ -63,12 +66,12 @@ class Assumptions:
     def not_equal(self, left: Any, right: Any) -> None:
         """Notes that two sizes were taken as different."""
         if not _asked_by(_NEUTRAL):
-            self._noted[Comparison(left, "==", right, False)] = None
+            self._noted[Comparison(left, "==", right, False, _site.here())] = None
 
     def at_least(self, left: Any, right: Any) -> bool:
         """Whether one is at least the other, for the sizes at hand."""
         answer = bool(value_of(left, self._hint) >= value_of(right, self._hint))
-        self._noted[Comparison(left, ">=", right, answer)] = None
+        self._noted[Comparison(left, ">=", right, answer, _site.here())] = None
         return answer
 
 

@@ -7,6 +7,7 @@ It runs the step once, on the arrays as they are, keeps what it was asked to com
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,12 @@ from trainstep._state import Recorder
 class NullEngine:
     """Compiles nothing.
 
+    Args:
+        sizes: What sizes that vary cost, as of other engines: "exact", "bucket" or "dynamic".
+
     Attributes:
         compiled: The shapes of the arrays of each trace.
+        buckets: The sizes of each program for sizes that vary.
         runs: How often a program was run.
 
     Example:
@@ -46,10 +51,11 @@ class NullEngine:
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("nothing",)
     branches_by_value = False
-    sizes = "exact"
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: str = "exact") -> None:
+        self.sizes = sizes
         self.compiled: list[list[tuple[int, ...]]] = []
+        self.buckets: list[dict[str, int]] = []
         self.runs = 0
 
     def canonical(self, dtype: str) -> str:
@@ -66,6 +72,9 @@ class NullEngine:
 
     def disk_hits(self) -> int:
         return 0
+
+    def same_draws(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # its draws are those of seeds, which are state
 
     def place(self) -> Any:
         return None
@@ -93,6 +102,9 @@ class NullEngine:
         self.compiled.append([tuple(x.shape) for x in leaves])
 
         def build(compiler: str, bucket: Sizes | None = None) -> Executable:
+            if bucket is not None:
+                self.buckets.append(dict(bucket))
+
             def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
                 self.runs += 1
                 return outputs

@@ -10,7 +10,7 @@ it is a `tf.Variable` otherwise; the stand-in tensors carry those methods, which
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -66,6 +66,9 @@ class TensorFlowEngine:
 
     def disk_hits(self) -> int:
         return 0
+
+    def same_draws(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # its draws are those of seeds, which are state
 
     def place(self) -> Any:
         return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

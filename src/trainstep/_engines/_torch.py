@@ -3,14 +3,16 @@
 The user's Python runs once, under `make_fx`, on clones: forward, backward and optimizer alike
 are recorded as plain operations. A variable read while tracing becomes an input of the graph.
 Keras's torch optimizers update in place; such inputs are cloned first, so the graph is pure, and
-new values are swapped into the parameters at the end, all at once.
+new values are swapped into the parameters at the end, all at once. A step for sizes that vary is
+recorded the same way, on stand-ins without values (`_torch_sizes.py`).
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +31,7 @@ from trainstep._engines._base import (
     Executable,
     Loss,
     Options,
+    Refused,
     Sizes,
     Step,
     Tensor,
@@ -37,6 +40,7 @@ from trainstep._engines._base import (
     Wanted,
     chosen,
     is_wanted,
+    nothing_assumed,
 )
 from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
@@ -50,6 +54,9 @@ from trainstep._engines._torch_state import (
     write_back,
 )
 from trainstep._state import Branch, Recorder
+
+_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_ARRAYS = (torch.Tensor, np.ndarray, np.generic, *_SIZES)  # a size that varies is no constant
 
 
 class TorchEngine:
@@ -72,14 +79,22 @@ class TorchEngine:
         return x.shape  # type: ignore[no-any-return]
 
     def is_tensor(self, x: Any) -> bool:
-        return isinstance(x, (torch.Tensor, np.ndarray, np.generic))
+        return isinstance(x, _ARRAYS)
 
     def tensor(self, x: Any) -> Tensor:
+        if isinstance(x, _SIZES):
+            raise Refused("a size that varies is used, or returned, as a number")
         return x if isinstance(x, torch.Tensor) else from_numpy(np.asarray(x))
 
     def disk_hits(self) -> int:
         dynamo = sys.modules.get("torch._dynamo.utils")  # there once inductor has been used
         return int(dynamo.counters["inductor"]["fxgraph_cache_hit"]) if dynamo else 0
+
+    @contextmanager
+    def same_draws(self) -> Iterator[None]:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            yield
 
     def place(self) -> Any:
         return None
@@ -102,13 +117,14 @@ class TorchEngine:
         axes: Axes | None = None,
     ) -> Traced:
         guard = TraceGuard()
+        sizes = _OwnSizes() if axes is None else _varying(axes)
         lifted: dict[int, Tensor] = {}
         sources: dict[int, Tensor] = {}
         inputs: list[Any] = []
         updated: list[bool] = []
 
         def lift(variable: Variable) -> Tensor:
-            value = lifted[id(variable)] = _input(variable, inputs)
+            value = lifted[id(variable)] = _input(variable, inputs, sizes.copy)
             return value
 
         def store(variable: Variable, value: Tensor) -> Tensor:
@@ -135,7 +151,7 @@ class TorchEngine:
         enabled = torch.is_grad_enabled()
         try:
             with recorder, guard:
-                module = make_fx(guard.watching(pure))(*tensors)
+                module = sizes.record(guard.watching(pure), tensors)
         except Uncompilable as culprit:
             traced = eager(step, tensors, recorder, str(culprit))
             return _repeated(traced, options.repeat) if options.repeat else traced
@@ -148,7 +164,10 @@ class TorchEngine:
         traced = Traced(
             reads,
             writes,
-            lambda compiler, bucket=None: _build(module, reads, writes, tensors, compiler),
+            lambda compiler, bucket=None: _build(
+                module, reads, writes, tensors, compiler if axes is None else "graph"
+            ),
+            broken=sizes.assumptions(),
         )
         return _repeated(traced, options.repeat) if options.repeat else traced
 
@@ -197,6 +216,25 @@ class TorchEngine:
 def make() -> TorchEngine:
     """The engine."""
     return TorchEngine()
+
+
+class _OwnSizes:
+    """A trace at the sizes of the call; the counterpart of `VaryingSizes`."""
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().clone()
+
+    def record(self, fn: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+        return make_fx(fn)(*tensors)
+
+    def assumptions(self) -> Callable[[Sizes], str]:
+        return nothing_assumed
+
+
+def _varying(axes: Axes) -> Any:
+    from trainstep._engines._torch_sizes import VaryingSizes  # it takes a second to import
+
+    return VaryingSizes(axes)
 
 
 def _repeated(traced: Traced, count: int) -> Traced:
@@ -262,7 +300,7 @@ def _apart(
     return [*new, *outputs]
 
 
-def _input(variable: Variable, inputs: list[Any]) -> Tensor:
+def _input(variable: Variable, inputs: list[Any], copy: Callable[[Tensor], Tensor]) -> Tensor:
     """A clone of the variable's value, as an input of the graph that is being traced."""
     mode = get_proxy_mode()
     assert mode is not None
@@ -272,7 +310,7 @@ def _input(variable: Variable, inputs: list[Any]) -> Tensor:
             dtype = getattr(torch, WIDENED.get(variable._dtype, variable._dtype))
             value = torch.zeros(tuple(variable.shape), dtype=dtype)
         else:
-            value = variable._value.detach().clone()
+            value = copy(variable._value)
     first = next(iter(graph.nodes), None)
     with graph.inserting_after(inputs[-1].node) if inputs else graph.inserting_before(first):
         proxy = mode.tracer.create_proxy("placeholder", f"state_{len(inputs)}", (), {})

@@ -192,8 +192,12 @@ def _seeded(func: Any) -> Any:
             generator.manual_seed(int(seed) & 0xFFFFFFFF)
             return func(*args, **kwargs, generator=generator)
 
+        # torch's `rand` with a generator takes no symbol for a size; the one without does.
+        plain = func._overloadname.replace("generator", "").strip("_") or "default"
+        unseeded = getattr(func.overloadpacket, plain)
+
         def shape_only(seed: Any, *args: Any, **kwargs: Any) -> Any:
-            return func(*args, **kwargs, generator=None)
+            return unseeded(*args, **kwargs)
 
         _library.impl(name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"trainstep::{name}", shape_only, lib=_library)
