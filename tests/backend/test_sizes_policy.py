@@ -20,7 +20,7 @@ import trainstep as ts
 from trainstep.testing import assert_traces, filling, wait_for_compilation
 
 EXACT = 1e-5
-SIZES = (8, 5, 13, 1, 8, 5, 16, 1, 13)
+SIZES = (8, 5, 13, 1, 8, 5, 1, 13)
 
 pytestmark = pytest.mark.filterwarnings("error::trainstep.SizesWarning")
 
@@ -61,12 +61,11 @@ def test_bucket_traces_once_and_compiles_a_few() -> None:
 def test_a_grid_says_which_buckets() -> None:
     if not on_jax():
         pytest.skip("one program takes all sizes here")
-    student = Student(shapes=ts.Shapes("bucket", grid=(4, 10, 16), background=False, patience=1))
+    student = Student(shapes=ts.Shapes("bucket", grid=(10, 16), background=False, patience=1))
     student.run(SIZES)
     made = [e.signature for e in student.step.ledger if e.kind == "bucket"]
     sizes = {int(re.search(r"(\d+)$", text).group()) for text in made}  # type: ignore[union-attr]
-    assert sizes <= {4, 10, 16}
-    assert {10, 16} <= sizes
+    assert sizes == {10, 16}
     assert student.step.trace_count == student.witness.runs == 1
 
 
@@ -372,7 +371,7 @@ def test_time_varies_where_it_is_said_to(exact_sentences: Sentences, said: str) 
 
 def test_batch_and_time_vary_at_once() -> None:
     sentences, exactly = Sentences(dynamic={"x": 1}), Sentences(shapes="exact")
-    for rows, length in ((2, 6), (3, 4), (1, 9), (5, 1)):
+    for rows, length in ((2, 6), (3, 4), (1, 9)):
         found = sentences.run((length,), rows)
         np.testing.assert_allclose(found, exactly.run((length,), rows), rtol=EXACT)
     assert sentences.step.trace_count == 2
