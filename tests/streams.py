@@ -27,23 +27,18 @@ class Witness(layers.Layer):
 
 
 class Student:
-    """A model with batch statistics, its optimizer and a metric, and a step that trains it.
+    """A model, with batch statistics or small, its optimizer and a metric, and a training step.
 
     The optimizer is SGD: Adam divides a gradient by its own size, so that one near zero, of which
     only the rounding differs, moves a weight by the whole learning rate, one way or the other.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, norm: bool = True, **options: Any) -> None:
         keras.utils.set_random_seed(7)
         self.witness = Witness()
+        hidden = [layers.Dense(5, "tanh"), layers.BatchNormalization(momentum=0.8)] if norm else []
         self.model = keras.Sequential(
-            [
-                keras.Input((4,)),
-                layers.Dense(5, "tanh"),
-                layers.BatchNormalization(momentum=0.8),
-                self.witness,
-                layers.Dense(2),
-            ]
+            [keras.Input((4,)), *hidden, self.witness, layers.Dense(2, "tanh")]
         )
         self.witness.runs = 0
         self.optimizer = keras.optimizers.SGD(0.1)

@@ -300,7 +300,7 @@ def test_the_error_of_a_limit_says_why_sizes_cost_traces() -> None:
 @pytest.mark.filterwarnings("ignore::trainstep.SizesWarning")
 @pytest.mark.parametrize("policy", ["auto", "bucket"])
 def test_an_exception_at_one_size_leaves_the_state(policy: str) -> None:
-    student = Student(shapes=policy)
+    student = Student(norm=False, shapes=policy)
     train = student.train
 
     def step(x: Any, y: Any) -> Any:
@@ -323,7 +323,7 @@ def test_an_exception_at_one_size_leaves_the_state(policy: str) -> None:
 
 
 def test_a_wrong_width_at_a_new_size_leaves_the_state(told: Any) -> None:
-    student = Student(shapes="bucket")
+    student = Student(norm=False, shapes="bucket")
     student.run((5, 3))
     before = values_of(student.state)
     with pytest.raises(Exception, match=r"(?s)(3|shape|Incompatible|incompatible)"):
@@ -346,7 +346,7 @@ def test_an_error_at_any_size_is_not_blamed_on_sizes(told: Any) -> None:
 
 
 def test_a_snapshot_outlives_steps_of_other_sizes() -> None:
-    student = Student(shapes=ts.Shapes(background=False, patience=1))
+    student = Student(norm=False, shapes=ts.Shapes(background=False, patience=1))
     student.run((8,))
     kernel = student.model.weights[0]
     held = kernel.value if on_jax() else ops.copy(kernel)
@@ -443,9 +443,9 @@ def test_bucket_builds_a_model_in_its_first_call() -> None:
 
 
 def test_a_layer_frozen_between_sizes_takes_effect() -> None:
-    student = Student(shapes=ts.Shapes(background=False))
+    student = Student(norm=False, shapes=ts.Shapes(background=False))
     student.run((6, 4))
-    dense = student.model.layers[0]
+    dense = student.model.layers[-1]
     dense.trainable = False
     before = values_of(dense.weights)
     student.run((5, 6, 3))
@@ -518,7 +518,7 @@ def test_the_larger_program_serves_while_a_closer_one_compiles() -> None:
     if not on_jax():
         pytest.skip("one program takes all sizes here")
     shapes = ts.Shapes("bucket", grid=(8, 64), patience=1, background=True)
-    student, exactly = Student(shapes=shapes), Student(shapes="exact")
+    student, exactly = Student(norm=False, shapes=shapes), Student(norm=False, shapes="exact")
     sizes = (40, *([3] * 30))
     np.testing.assert_allclose(student.run(sizes), exactly.run(sizes), rtol=EXACT)
     wait_for_compilation()
@@ -533,7 +533,7 @@ def test_the_larger_program_serves_while_a_closer_one_compiles() -> None:
 def test_without_a_background_two_runs_are_equal_bit_by_bit() -> None:
     def run() -> tuple[list[float], list[np.ndarray], list[tuple[str, str]]]:
         shapes = ts.Shapes("bucket", grid=(4, 16), background=False, patience=2)
-        student = Student(shapes=shapes)
+        student = Student(norm=False, shapes=shapes)
         losses = student.run([12, 3, 2, 3, 4, 16, 1, 3, 2, 15, 3])
         entries = [(e.kind, e.signature) for e in student.step.ledger]
         return losses, values_of(student.state), entries
@@ -585,8 +585,10 @@ def test_programs_past_the_bound_go_and_come_back() -> None:
 
 
 def test_a_bound_of_one_program() -> None:
-    student = Student(shapes=ts.Shapes("bucket", grid=(4, 16), max_programs=1, background=False))
-    exactly = Student(shapes="exact")
+    student = Student(
+        norm=False, shapes=ts.Shapes("bucket", grid=(4, 16), max_programs=1, background=False)
+    )
+    exactly = Student(norm=False, shapes="exact")
     sizes = (3, 12, 3)
     np.testing.assert_allclose(student.run(sizes), exactly.run(sizes), rtol=EXACT)
     assert student.step.program_count == 1
@@ -603,22 +605,21 @@ def test_sixty_shapes_with_a_bound_of_eight_take_little_memory() -> None:
         pytest.skip("measured where programs are largest")
     if not sys.platform.startswith("linux"):
         pytest.skip("resident memory is read from /proc")
-    kernel = keras.Variable(normal(4, 4))
+    import jax
 
-    @ts.function(shapes=ts.Shapes("exact", max_programs=8))
-    def step(x: Any) -> Any:
-        loss, (slope,) = ts.value_and_grad(lambda: ops.mean(ops.tanh(x @ kernel)), [kernel])()
-        kernel.assign_sub(0.1 * slope)
-        return loss
+    def alive() -> int:
+        """Programs that the engine keeps, whoever holds them."""
+        gc.collect()
+        return len(jax.devices()[0].client.live_executables())
 
+    step = ts.function(lambda x: ops.sum(ops.tanh(x)), shapes=ts.Shapes("exact", max_programs=8))
     for n in range(1, 10):
         float(step(np.ones((n, 4), "float32")))
-    gc.collect()
-    before = resident()
+    programs, before = alive(), resident()
     for n in range(10, 70):
         float(step(np.ones((n, 4), "float32")))
-    gc.collect()
     assert step.program_count == 8
+    assert alive() <= programs + 2
     assert resident() - before < 60 * 2**20
     assert kinds(step.ledger)["evicted"] == 61
 
@@ -627,14 +628,14 @@ def test_sixty_shapes_with_a_bound_of_eight_take_little_memory() -> None:
 
 
 def test_after_a_warm_up_to_the_largest_nothing_is_compiled() -> None:
-    student = Student(shapes=ts.Shapes(patience=1))
+    student = Student(norm=False, shapes=ts.Shapes(patience=1))
     before = values_of(student.model.weights)
     rows: Any = None
     student.step.warm_up(ts.Spec((rows, 4)), ts.Spec((rows, 2)), largest=20)
     wait_for_compilation()
     assert_same(student.model.weights, before, 0, 0)
     entries, traces = len(student.step.ledger), student.witness.runs
-    exactly = Student(shapes="exact")
+    exactly = Student(norm=False, shapes="exact")
     sizes = (20, 1, 13)
     np.testing.assert_allclose(student.run(sizes), exactly.run(sizes), rtol=EXACT)
     wait_for_compilation()
@@ -708,7 +709,7 @@ def test_a_warm_up_of_a_refused_step_leaves_it_right() -> None:
 
 
 def test_verify_is_true_for_a_good_step_and_trains_nothing() -> None:
-    student = Student()
+    student = Student(norm=False)
     student.run((4,))
     before, entries = values_of(student.state), len(student.step.ledger)
     found = student.step.verify(*batch(5))
