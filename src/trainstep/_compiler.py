@@ -8,6 +8,7 @@ values --declared?--> ArgumentError
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -298,6 +299,7 @@ def _uncompiled_advice(culprit: str) -> str:
     return f"runs as Python at every call, uncompiled: this engine cannot record {culprit}"
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FOR_ALL_SIZES = "nothing: this trace serves all sizes; its programs follow"
 
 
@@ -316,5 +318,7 @@ def _first_line(error: BaseException) -> str:
     """What went wrong, in one line, of the error that others were raised from."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
+        return lines[1]  # Keras puts the layer's name first
+    return lines[0] if lines else type(error).__name__

@@ -175,9 +175,10 @@ class Programs:
 
     def all(self) -> list[Program]:
         """Every program there is."""
-        exact = [program for programs in self._by_key.values() for program in programs]
-        families = [family for found in self.families.values() for family in found]
-        return [*exact, *(p for family in families for p in family.programs.values())]
+        # Copies: another thread may be adding one.
+        exact = [program for programs in list(self._by_key.values()) for program in programs]
+        families = [family for found in list(self.families.values()) for family in found]
+        return [*exact, *(p for family in families for p in list(family.programs.values()))]
 
     def _evicted(self, new: Program) -> list[Program]:
         """Drops what was used longest ago, past the bound."""
@@ -236,7 +237,7 @@ class Programs:
 
     def padding(self) -> float:
         """How much of what was computed for sizes that vary was padding."""
-        found = [f.buckets for families in self.families.values() for f in families]
+        found = [f.buckets for families in list(self.families.values()) for f in families]
         rows = sum(b.rows for b in found if b is not None)
         padded = sum(b.padded for b in found if b is not None)
         return 1 - rows / padded if padded else 0.0

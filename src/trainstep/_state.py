@@ -171,6 +171,15 @@ class Recorder(Recording):
     def __exit__(self, *exception: object) -> None:
         _local.recorder = None
         super().__exit__(*exception)
+        if exception[0] is not None:
+            self._forget_masks()
+
+    def _forget_masks(self) -> None:
+        """Recurrent cells keep the dropout masks of a call until its end, which did not come."""
+        for entry in self.layers.values():
+            for layer in entry._flatten_layers():
+                for name in ("reset_dropout_mask", "reset_recurrent_dropout_mask"):
+                    getattr(layer, name, lambda: None)()
 
 
 def _note_layer() -> None:

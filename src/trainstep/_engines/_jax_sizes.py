@@ -90,33 +90,68 @@ _local = threading.local()
 def assuming(assumptions: Assumptions) -> Iterator[None]:
     """Answers what JAX cannot about sizes, in this thread, until the trace is over."""
     expression = shape_poly._DimExpr
-    equal, at_least = expression.__eq__, shape_poly._geq_decision
+    replaced = [
+        (expression, "__eq__", _noting_equal),
+        (expression, "max", _noting_larger),
+        (expression, "rmax", _noting_larger),
+        (expression, "min", _noting_smaller),
+        (expression, "rmin", _noting_smaller),
+        (shape_poly, "_geq_decision", _noting_at_least),
+    ]
+    originals = [getattr(owner, name) for owner, name, _ in replaced]
+    _local.assumptions = assumptions
+    try:
+        for (owner, name, make), original in zip(replaced, originals, strict=True):
+            setattr(owner, name, make(original))
+        yield
+    finally:
+        _local.assumptions = None
+        for (owner, name, _), original in zip(replaced, originals, strict=True):
+            setattr(owner, name, original)
 
-    def noted_equal(self: Any, other: Any) -> bool:
-        answer = bool(equal(self, other))
-        noting = getattr(_local, "assumptions", None)
+
+def _noting() -> Assumptions | None:
+    """What this thread notes; other threads are not to be disturbed."""
+    return getattr(_local, "assumptions", None)
+
+
+def _noting_equal(original: Any) -> Any:
+    def equal(self: Any, other: Any) -> bool:
+        answer = bool(original(self, other))
+        noting = _noting()
         if noting is not None and not answer and _comparable(self, other):
             noting.not_equal(self, other)
         return answer
 
-    def noted_at_least(left: Any, right: Any, text: Callable[[], str]) -> bool:
+    return equal
+
+
+def _noting_at_least(original: Any) -> Any:
+    def at_least(left: Any, right: Any, text: Callable[[], str]) -> bool:
         try:
-            return bool(at_least(left, right, text))
+            return bool(original(left, right, text))
         except shape_poly.InconclusiveDimensionOperation:
-            noting = getattr(_local, "assumptions", None)
+            noting = _noting()
             if noting is None:
                 raise
-            return bool(noting.at_least(left, right))
+            return noting.at_least(left, right)
 
-    # Both are restored below; `_local` keeps other threads out meanwhile.
-    expression.__eq__ = noted_equal
-    shape_poly._geq_decision = noted_at_least
-    _local.assumptions = assumptions
-    try:
-        yield
-    finally:
-        _local.assumptions = None
-        expression.__eq__, shape_poly._geq_decision = equal, at_least
+    return at_least
+
+
+# Where JAX would go on with `max(t - 2, 0)`, of which it knows little, we go on with `t - 2`.
+def _noting_larger(original: Any) -> Any:
+    def larger(self: Any, other: Any) -> Any:
+        return original(self, other) if _noting() is None else self if self >= other else other
+
+    return larger
+
+
+def _noting_smaller(original: Any) -> Any:
+    def smaller(self: Any, other: Any) -> Any:
+        return original(self, other) if _noting() is None else other if self >= other else self
+
+    return smaller
 
 
 def _comparable(left: Any, right: Any) -> bool:

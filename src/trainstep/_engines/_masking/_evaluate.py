@@ -18,7 +18,7 @@ _BY_POSITION = frozenset(
             "bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy",
             "copy_p cos cosh device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt",
             "igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log log1p logistic",
-            "lt max min mul name ne neg nextafter not optimization_barrier or polygamma",
+            "le_to lt lt_to max min mul name ne neg nextafter not optimization_barrier or polygamma",
             "population_count pow random_clone random_fold_in random_gamma random_seed",
             "random_unwrap random_wrap real reduce_precision regularized_incomplete_beta rem round",
             "rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh",

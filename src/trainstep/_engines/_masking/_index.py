@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,20 +27,33 @@ def _bounded(places: Tensor, column: int, last: Tensor, mode: Any) -> Tensor:
     return places.at[..., column].set(these.astype(places.dtype))
 
 
+def _roomy(e: Equation, operand: Tensor, sizes: Mapping[int, Dim]) -> Tensor:
+    """An operand with room behind axes of which slices of varying sizes are taken.
+
+    A slice that ends before the true end may start too late for its padded size.
+    """
+    room = [(0, 0, 0)] * operand.ndim
+    for axis, size in sizes.items():
+        if varies(size):
+            room[axis] = (0, e.bucket.padded(size), 0)
+    return lax.pad(operand, jnp.zeros((), operand.dtype), room)
+
+
 @rule("gather")
 def _gather(e: Equation) -> Tensor:
     operand, places = e.operands
     numbers, sizes, mode = (e.params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
+    taken = {axis: sizes[axis] for axis in numbers.start_index_map}
     for axis, size in enumerate(sizes):
-        dim = e.shapes[0][axis]
-        if varies(size) and varies(dim - size):
+        if axis not in taken and varies(size) and varies(e.shapes[0][axis] - size):
             raise e.refuse("of slices of another size that varies has no rule")
     for column, axis in enumerate(numbers.start_index_map):
         dim = e.shapes[0][axis]
         if varies(dim):
-            last = e.bucket.true(dim - sizes[axis])
+            last = e.bucket.true(dim) - e.bucket.true(sizes[axis])
             places = _bounded(places, column, last, mode)
     changed = _UNORDERED if varying(e.shapes[1]) else {}
+    operand = _roomy(e, operand, taken)
     return e.bind(operand, places, slice_sizes=e.bucket.shape(sizes), **changed)
 
 
@@ -59,28 +73,36 @@ def _scatter(neutral: Neutral | None) -> Rule:
         elif rows:
             axes = varying(e.shapes[1])
             places = e.filled(1, axes, jnp.iinfo(places.dtype).max)
+        windows_of = _windows(e, numbers)
         for column, axis in enumerate(numbers.scatter_dims_to_operand_dims):
             dim = e.shapes[0][axis]
             if varies(dim):
-                if axis not in numbers.inserted_window_dims:
-                    raise e.refuse("of slices of an axis whose size varies has no rule")
-                places = _bounded(places, column, e.bucket.true(dim) - 1, mode)
+                last = e.bucket.true(dim) - e.bucket.true(windows_of.get(axis, 1))
+                places = _bounded(places, column, last, mode)
         changed = _UNORDERED if rows else {}
-        return e.bind(operand, places, updates, **changed)
+        moved = {a: windows_of.get(a, 1) for a in numbers.scatter_dims_to_operand_dims}
+        result = e.bind(_roomy(e, operand, moved), places, updates, **changed)
+        return lax.slice(result, (0,) * operand.ndim, operand.shape)
 
     return scatter
 
 
-def _partial_windows(e: Equation, numbers: Any) -> list[int]:
-    """The axes of the updates that vary and cover another size of the operand."""
+def _windows(e: Equation, numbers: Any) -> dict[int, Dim]:
+    """By axis of the operand, the size of the window that an update covers."""
     outside = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     covered = [axis for axis in range(len(e.shapes[0])) if axis not in outside]
-    pairs = zip(sorted(numbers.update_window_dims), covered, strict=True)
-    return [u for u, o in pairs if varies(e.shapes[2][u]) and not _same(e, u, o)]
+    sizes = [e.shapes[2][axis] for axis in sorted(numbers.update_window_dims)]
+    return dict(zip(covered, sizes, strict=True))
 
 
-def _same(e: Equation, update_axis: int, operand_axis: int) -> bool:
-    return bool(e.shapes[2][update_axis] == e.shapes[0][operand_axis])
+def _partial_windows(e: Equation, numbers: Any) -> list[int]:
+    """The axes of the updates that vary and cover another size of the operand."""
+    pairs = zip(sorted(numbers.update_window_dims), _windows(e, numbers).items(), strict=True)
+    return [
+        axis
+        for axis, (covered, size) in pairs
+        if varies(size) and not bool(size == e.shapes[0][covered])
+    ]
 
 
 for _kind, _neutral in (

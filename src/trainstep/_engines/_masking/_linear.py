@@ -79,8 +79,9 @@ def _pick(e: Equation) -> Tensor:
 
 def _matrices(e: Equation) -> Any:
     """Decompositions of small matrices, one for each position of the other axes."""
+    others = len(e.shapes[0]) - 2
     for shape in (*e.shapes, *e.results):
-        if any(axis >= len(shape) - 2 for axis in varying(shape)):
+        if any(axis >= others for axis in varying(shape)):
             raise e.refuse("of a matrix whose size varies has no rule")
     return e.bind(*e.operands)
 
@@ -88,3 +89,11 @@ def _matrices(e: Equation) -> Any:
 rule("cholesky", "eigh", "geqrf", "householder_product", "lu", "qr", "svd", "triangular_solve")(
     _matrices
 )
+
+
+@rule("fft")
+def _transform(e: Equation) -> Tensor:
+    (shape,), lengths = e.shapes, e.params["fft_lengths"]
+    if any(axis >= len(shape) - len(lengths) for axis in varying(shape)):
+        raise e.refuse("along an axis whose size varies has no rule")
+    return e.bind(*e.operands)

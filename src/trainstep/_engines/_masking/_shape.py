@@ -46,12 +46,13 @@ def _reverse(e: Equation) -> Tensor:
 
 @rule("reshape")
 def _reshape(e: Equation) -> Tensor:
-    if e.params.get("dimensions") is not None:
-        raise e.refuse("in another order of axes has no rule")
-    (source,), (target,) = e.shapes, e.results
+    (x,), (source,), (target,) = e.operands, e.shapes, e.results
+    order = e.params.get("dimensions")
+    if order is not None:
+        x, source = lax.transpose(x, order), [source[axis] for axis in order]
     if _keeps_order(source, target):
-        return lax.reshape(e.operands[0], e.bucket.shape(target))
-    return _regrouped(e, source, target)
+        return lax.reshape(x, e.bucket.shape(target))
+    return _regrouped(e, x, source, target)
 
 
 def _keeps_order(source: Shape, target: Shape) -> bool:
@@ -70,7 +71,7 @@ def _same(a: Any, b: Any) -> bool:
     return varies(a) == varies(b) and bool(a == b)
 
 
-def _regrouped(e: Equation, source: Shape, target: Shape) -> Tensor:
+def _regrouped(e: Equation, x: Tensor, source: Shape, target: Shape) -> Tensor:
     """Rows taken one by one: row i of the true target is row i of the true source."""
     inner = 0
     while inner < min(len(source), len(target)) and _same(source[~inner], target[~inner]):
@@ -87,7 +88,7 @@ def _regrouped(e: Equation, source: Shape, target: Shape) -> Tensor:
         size = jnp.maximum(e.bucket.true(outer[axis]), 1)
         place = place + jnp.clip(row % size, 0, sizes[axis] - 1) * step
         row, step = row // size, step * sizes[axis]
-    rows = lax.reshape(e.operands[0], (math.prod(sizes), *tail))
+    rows = lax.reshape(x, (math.prod(sizes), *tail))
     return jnp.take(rows, place.reshape(-1), axis=0, mode="clip").reshape(*new, *tail)
 
 
@@ -138,8 +139,21 @@ def _pad(e: Equation) -> Tensor:
     return x
 
 
-@rule("split", "unstack")
+@rule("split")
 def _split(e: Equation) -> Any:
+    axis, sizes = e.params["axis"], e.params["sizes"]
+    if not varies(e.shapes[0][axis]):
+        return e.bind(*e.operands)
+    pieces, start = [], 0
+    for size in sizes:  # each starts where the true part of the one before ends
+        places = start + jnp.arange(e.bucket.padded(size))
+        pieces.append(jnp.take(e.operands[0], places, axis=axis, mode="clip"))
+        start = start + e.bucket.true(size)
+    return pieces
+
+
+@rule("unstack")
+def _unstack(e: Equation) -> Any:
     if varies(e.shapes[0][e.params["axis"]]):
         raise e.refuse("along an axis whose size varies has no rule")
     return e.bind(*e.operands)
