@@ -8,7 +8,7 @@ QUIET := TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0
 # The tests compute with small arrays, on which torch's threads would only wait for each other.
 TESTING := $(QUIET) OMP_NUM_THREADS=1
 
-.PHONY: demo test test-jax test-tensorflow test-torch bench lint format clean
+.PHONY: demo test test-jax test-tensorflow test-torch bench docs lint format clean
 
 demo: $(VENV)/base.done
 	$(QUIET) KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/digits.py
@@ -26,6 +26,17 @@ bench: $(VENV)/all.done
 	$(QUIET) $(BIN)/python -m benchmarks.compare $(ARGS)
 	$(QUIET) $(BIN)/python -m benchmarks.overhead $(ARGS)
 	$(QUIET) $(BIN)/python -m benchmarks.fit $(ARGS)
+	$(QUIET) $(BIN)/python -m benchmarks.sizes $(ARGS)
+
+# Judges the whole zoo of steps whose sizes vary, which takes some twenty minutes an engine.
+docs: $(VENV)/all.done
+	@mkdir -p build
+	@for engine in jax tensorflow torch; do \
+	  echo "== $$engine"; \
+	  $(TESTING) TRAINSTEP_CACHE=off KERAS_BACKEND=$$engine \
+	    $(BIN)/python -m tests.sizes.table judge build/zoo-$$engine.json || exit 1; \
+	done
+	$(BIN)/python -m tests.sizes.table show build/zoo-*.json > docs/sizes-zoo.md
 
 lint: $(VENV)/all.done
 	$(BIN)/ruff check .

@@ -94,6 +94,11 @@ def one_step(network: str, state: State, x: Array, y: Array) -> tuple[Array, Sta
         return jnp.mean((prediction - y) ** 2), (prediction, extras)
 
     (loss, (prediction, extras)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+    return loss, updated(state, grads, extras, jnp.mean(jnp.abs(prediction - y)), len(x))
+
+
+def updated(state: State, grads: Arrays, extras: Arrays, error: Array, rows: int | Array) -> State:
+    """The state after a step of Adam, and with the mean error of so many rows in the metric."""
 
     def moments(old: Arrays, new: Arrays, beta: float) -> Arrays:
         return [m + (g - m) * (1 - beta) for m, g in zip(old, new, strict=True)]
@@ -104,9 +109,9 @@ def one_step(network: str, state: State, x: Array, y: Array) -> tuple[Array, Sta
     second = moments(state.second, [g * g for g in grads], s.BETA_2)
     steps = zip(state.params, first, second, strict=True)
     params = [p - rate * m / (jnp.sqrt(v) + s.EPSILON) for p, m, v in steps]
-    error_sum = state.error_sum + jnp.mean(jnp.abs(prediction - y)) * len(x)
-    error_count = state.error_count + len(x)
-    return loss, State(params, extras, first, second, count, error_sum, error_count)
+    error_sum = state.error_sum + error * rows
+    error_count = state.error_count + rows
+    return State(params, extras, first, second, count, error_sum, error_count)
 
 
 def many_steps(network: str, state: State, x: Array, y: Array) -> tuple[Array, State]:
@@ -129,7 +134,9 @@ def start(network: str, weights: s.Weights) -> State:
     if network == "convnet":
         extras.append(jax.random.PRNGKey(0))
     first, second = ([jnp.zeros_like(p) for p in params] for _ in range(2))
-    return State(params, extras, first, second, jnp.array(0), jnp.array(0.0), jnp.array(0.0))
+    # Arrays of a type, unlike those made of a Python number, or the second step is traced again.
+    counts = jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros(())
+    return State(params, extras, first, second, *counts)
 
 
 def build(network: str, weights: s.Weights, many: bool = False) -> s.Step:

@@ -1,5 +1,6 @@
 """Hand-written TensorFlow steps: variables, one `tf.function`, the fused Adam of the engine."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,17 +81,12 @@ def split(network: str, weights: s.Weights) -> tuple[Variables, Variables]:
     return params, [tf.Variable(tf.constant(weights[i]), trainable=False) for i in moving]
 
 
-def build(network: str, weights: s.Weights, jit_compile: bool) -> s.Step:
-    """The step of a network that starts from the weights of its Keras model."""
-    params, stats = split(network, weights)
+def adam(params: Variables) -> Callable[[Sequence[Tensor]], None]:
+    """What applies gradients, by the fused operation, with moments of its own."""
     first, second = ([tf.Variable(tf.zeros_like(p)) for p in params] for _ in range(2))
-    count, error_sum, error_count = (tf.Variable(tf.constant(0.0)) for _ in range(3))
+    count = tf.Variable(tf.constant(0.0))
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        with tf.GradientTape() as tape:
-            error = NETWORKS.get(network, mlp)(params, stats, x) - y
-            loss = tf.reduce_mean(tf.square(error))
-        grads = tape.gradient(loss, params)
+    def apply(grads: Sequence[Tensor]) -> None:
         steps = count.assign_add(1.0)
         powers = tf.pow(s.BETA_1, steps), tf.pow(s.BETA_2, steps)
         for param, m, v, grad in zip(params, first, second, grads, strict=True):
@@ -106,6 +102,21 @@ def build(network: str, weights: s.Weights, jit_compile: bool) -> s.Step:
                 epsilon=s.EPSILON,
                 grad=grad,
             )
+
+    return apply
+
+
+def build(network: str, weights: s.Weights, jit_compile: bool) -> s.Step:
+    """The step of a network that starts from the weights of its Keras model."""
+    params, stats = split(network, weights)
+    apply = adam(params)
+    error_sum, error_count = (tf.Variable(tf.constant(0.0)) for _ in range(2))
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        with tf.GradientTape() as tape:
+            error = NETWORKS.get(network, mlp)(params, stats, x) - y
+            loss = tf.reduce_mean(tf.square(error))
+        apply(tape.gradient(loss, params))
         error_sum.assign_add(tf.reduce_mean(tf.abs(error)) * s.BATCH)
         error_count.assign_add(s.BATCH)
         return loss

@@ -49,9 +49,9 @@ def ours(case: Case, optimize: str) -> Step:
     return step
 
 
-def trainer(case: Case, optimize: str = "auto") -> ts.Trainer:
+def trainer(case: Case, optimize: str = "auto", shapes: ts.Shapes | str = "auto") -> ts.Trainer:
     """Our Trainer, in one of its modes."""
-    return ts.Trainer(case.model(), **recipe(), optimize=optimize)
+    return ts.Trainer(case.model(), **recipe(), optimize=optimize, shapes=shapes)
 
 
 def keras_model(case: Case) -> keras.Model:

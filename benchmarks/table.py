@@ -10,7 +10,10 @@ from rich.table import Table as RichTable
 
 @dataclass(frozen=True)
 class Table:
-    """Headers, and lines of as many texts; where all of a column are numbers, they stand right."""
+    """Headers, and lines of as many texts; where all of a column are numbers, they stand right.
+
+    A dash is a number that there is not.
+    """
 
     headers: Sequence[str]
     lines: Sequence[Sequence[str]]
@@ -18,7 +21,7 @@ class Table:
     def numeric(self) -> list[bool]:
         """Whether a column has only numbers, for each."""
         columns = zip(*self.lines, strict=True)
-        return [all(text.lstrip("-")[:1].isdigit() for text in column) for column in columns]
+        return [all(map(is_number, column)) for column in columns]
 
     def rich(self, title: str) -> RichTable:
         """For the terminal."""
@@ -34,6 +37,11 @@ class Table:
         rules = ["---:" if numeric else "---" for numeric in self.numeric()]
         lines = [self.headers, rules, *self.lines]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number, or stands in for one."""
+    return text == "-" or text.lstrip("-")[:1].isdigit()
 
 
 def console() -> Console:

@@ -23,6 +23,12 @@ from .judge import Verdict, judge, sound
 from .zoo import CASES, ENGINES, Case
 
 SIZES = ((5, 7), (11, 12), (16, 16), (1, 4))
+_HEAD = """# The zoo of steps whose sizes vary
+
+Written by `make docs` from what `tests/sizes` found; see [sizes.md](sizes.md). "exact": loss, gradients,
+statistics and metrics agree with those of the exact shapes to 1e-5 of the largest, at four sizes; on
+JAX with NaN and with large noise in the padding. "refused": it runs at its exact shapes, and says why.
+"""
 
 
 def chosen(words: Sequence[str], engine: str) -> list[Case]:
@@ -41,9 +47,8 @@ def write(path: Path, words: Sequence[str] = ()) -> None:
         seconds = time.perf_counter() - started
         cases[case.name] = verdict.as_json() | {"seconds": round(seconds, 2)}
         flag = "" if verdict.outcome == case.expects(engine) else " <- unexpected"
-        print(
-            f"{case.name}: {verdict.outcome} {verdict.worst:.1e} {seconds:.1f} s {verdict.why[:200]}{flag}"
-        )
+        words = f"{verdict.outcome} {verdict.worst:.1e} {seconds:.1f} s {verdict.why[:200]}{flag}"
+        print(f"{case.name}: {words}", flush=True)
         path.write_text(json.dumps({"engine": engine, "cases": cases}, indent=1))
     print(dict(Counter(each["outcome"] for each in cases.values())))
 
@@ -58,7 +63,10 @@ def show(paths: Sequence[Path]) -> str:
     for case in CASES.values():
         cells = [_cell(case, engine, found.get(engine, {})) for engine in ENGINES]
         lines.append(f"| {case.name} | {case.group} | {' | '.join(cells)} |")
-    return "\n".join([*_totals(found), "", *lines])
+    return "\n".join([_HEAD, *_totals(found), "", *lines])
+
+
+_REFUSED = "cannot be recorded for sizes that vary: "
 
 
 def _cell(case: Case, engine: str, verdicts: dict[str, Any]) -> str:
@@ -72,7 +80,7 @@ def _cell(case: Case, engine: str, verdicts: dict[str, Any]) -> str:
     words = (
         f"{judged.outcome} ({judged.worst:.0e})" if judged.outcome == "wrong" else judged.outcome
     )
-    why = " ".join(judged.why.split())[:160].replace("|", "\\|")
+    why = " ".join(judged.why.split()).removeprefix(_REFUSED)[:160].replace("|", "\\|")
     return f"{words}: {why}" if why else words
 
 

@@ -37,7 +37,7 @@ from trainstep._engines._base import (
 )
 from trainstep._engines._jax_bucket import build_bucket, check_state
 from trainstep._engines._jax_program import build
-from trainstep._engines._jax_sizes import Assumptions, assuming, symbolic
+from trainstep._engines._jax_sizes import Assumptions, assuming, needs_a_number, symbolic
 from trainstep._errors import ForeignTraceError
 from trainstep._outputs import take_out
 from trainstep._state import Branch, Recorder, Recording, current_scope
@@ -205,8 +205,8 @@ def _trace_sizes(
     try:
         with recorder, assuming(assumptions):
             closed = _record(recorder, step, stand_ins)
-    except (TypeError, jax.core.InconclusiveDimensionOperation) as error:
-        if any(word in str(error) for word in ("_DimExpr", "ymbolic dimension")):
+    except Exception as error:
+        if needs_a_number(error):
             raise Refused("Python needs a size that varies as a number") from error
         raise
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())

@@ -191,3 +191,13 @@ def sizes_of(leaves: Sequence[Any], axes: Axes) -> dict[str, int]:
 def true_shape(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """A shape with symbols, for these sizes."""
     return tuple(int(value_of(dim, sizes)) for dim in shape)
+
+
+def needs_a_number(error: BaseException) -> bool:
+    """Whether an error, or one behind it, says that a symbol was used as a number."""
+    found: BaseException | None = error
+    while found is not None:
+        if any(word in str(found) for word in ("_DimExpr", "ymbolic dimension")):
+            return True
+        found = found.__cause__ or found.__context__
+    return False

@@ -12,31 +12,14 @@ from .base import CASES
 
 PENDING: dict[str, dict[str, str]] = {
     "jax": {
-        # The gradient of joining tensors along the axis.
-        "batch_concatenated_with_itself": "`split`",
-        "concatenated_over_time": "`split`",
-        "shifted_with_a_start": "`split`",
-        # Slices that leave out a fixed number of steps, and their gradients.
-        "shifted_by_one": "`scatter-add`",
-        "difference_over_time": "`scatter-add`",
-        "cropping1d": "`gather`",
         # JAX multiplies one by one, for which it counts.
         "product_of_errors": "as a number",
         # JAX's own gradient of a convolution asks for the number of windows.
-        "conv1d_valid": "",
         "conv1d_strided": "",
         "conv1d_strided_same": "",
-        "conv1d_dilated": "",
-        # JAX's gradient of a convolution by groups folds rows and channels.
-        "separable_conv1d": "`reshape`",
-        "depthwise_conv1d": "`reshape`",
-        "layer_separable_conv2d": "`reshape`",
         # With "same", half of the padding of a strided window is in front, and depends on the size.
         "max_pooling1d_same": "`reduce_window_max`",
         "average_pooling1d_same": "`reduce_window_sum`",
-        "layer_discretization": "`lt_to`",
-        "layer_adapted_discretization": "`lt_to`",
-        "layer_mel_spectrogram": "`fft`",
         # Keras runs through the steps in Python.
         "time_distributed": "as a number",
         "time_distributed_conv": "as a number",
