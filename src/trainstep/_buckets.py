@@ -39,7 +39,10 @@ class Buckets:
 
     def __init__(self, names: Sequence[str], first: Mapping[str, int], shapes: Shapes) -> None:
         self._names, self._shapes = names, shapes
-        self._first = [max(first[name], shapes.multiple) for name in names]
+        self._first = [
+            first[name] if shapes.grid_of(name) else max(first[name], shapes.multiple)
+            for name in names
+        ]
         self._limit = shapes.buckets * len(names)
         self._owed: dict[Bucket, list[int]] = {}
         self._calls = 0

@@ -134,12 +134,19 @@ class Compiler:
             self._declared.check(call.values, self.arguments)
         if self._check is not None:
             self._check(*call.values)
+        self._sized.check(call)
         found = self._sized.pattern(call)
         if found is not None and self._recorded(call, *found):
-            program = self._sized.compiled(call)
-            if program is not None:
-                return program
-        return self._exact(call)
+            served = self._sized.compiled(call)
+            if served is not None:
+                return served
+        try:
+            program = self._exact(call)
+        except BaseException:
+            self._sized.take_back()  # it was not the sizes
+            raise
+        self._sized.tell_refusals(call.site)
+        return program
 
     def _recorded(self, call: Call, pattern: Pattern, first: Sizes) -> bool:
         """Whether a call could be recorded for sizes that vary."""
@@ -204,7 +211,7 @@ class Compiler:
             changes=tuple(texts),
             nearest=None if index is None else index + 1,
             site=call.site,
-            advice=_FOR_ALL_SIZES if pattern is not None else advice(changes),
+            advice=self._sized.advice(pattern, against) or advice(changes),
         )
         return signature, event
 
@@ -300,7 +307,6 @@ def _uncompiled_advice(culprit: str) -> str:
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_FOR_ALL_SIZES = "nothing: this trace serves all sizes; its programs follow"
 
 
 def _touched(traced: Traced) -> dict[str, Any]:

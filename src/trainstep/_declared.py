@@ -46,8 +46,31 @@ class Declared:
 
     def check(self, values: Sequence[Any], arguments: Arguments) -> None:
         """Raises an `ArgumentError` that names the argument unless every value fits."""
+        sizes: dict[str, tuple[str, int]] = {}
         for name, spec, value in zip(self._names, self._specs, values, strict=True):
             self._check(name, spec, value, arguments)
+            self._check_names(name, spec, value, sizes)
+
+    def _check_names(
+        self, name: str, spec: Any, value: Any, sizes: dict[str, tuple[str, int]]
+    ) -> None:
+        """Refuses sizes that differ where a name says that they are equal."""
+        if not isinstance(spec, Spec):
+            pairs = zip(structure(spec) or (), structure(value) or (), strict=False)
+            for (suffix, inner), (_, child) in pairs:
+                self._check_names(f"{name}{suffix}", inner, child, sizes)
+            return
+        for size, called in zip(np.shape(value), spec.shape, strict=True):
+            if isinstance(called, str):
+                where, known = sizes.setdefault(called, (name, size))
+                if known != size:
+                    raise ArgumentError(
+                        self._function,
+                        name,
+                        f"{called}={known}, as in `{where}`",
+                        f"{called}={size}",
+                        "pass arrays of one size, or give the sizes different names",
+                    )
 
     def _check(self, name: str, spec: Any, value: Any, arguments: Arguments) -> None:
         if spec is None:
@@ -119,3 +142,16 @@ def filled_with_zeros(
         filled_with_zeros(function, f"{name}{suffix}", child, largest) for suffix, child in children
     ]
     return like(value, filled)
+
+
+def check_largest(function: str, largest: Any) -> None:
+    """Refuses what is no size."""
+    sizes = list(largest.values()) if isinstance(largest, Mapping) else [largest]
+    if largest is not None and any(not isinstance(s, int) or s < 1 for s in sizes):
+        raise ArgumentError(
+            function,
+            "largest",
+            "a size of 1 or more, or a dict of them by name",
+            repr(largest),
+            "pass the largest size that will come",
+        )

@@ -18,7 +18,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from trainstep import _engines
 from trainstep._bound import BoundFunction
 from trainstep._compiler import Compiler
-from trainstep._declared import filled_with_zeros
+from trainstep._declared import check_largest, filled_with_zeros
 from trainstep._engines import Engine, Options
 from trainstep._errors import ArgumentError, SizesWarning
 from trainstep._hit import hit
@@ -143,7 +143,8 @@ class Function(Generic[P, R]):
         Args:
             *args: The arguments of a call, with a `Spec` for each array.
             largest: Where a `Spec` has None or a name for a size, the largest one that will come,
-                or a dict of them by name: the programs for all sizes up to it are compiled.
+                or a dict of them by name: the programs for all sizes up to it are compiled. (On
+                torch a size of 1 is a program of its own.)
             **kwargs: The same by name.
 
         Example:
@@ -154,6 +155,7 @@ class Function(Generic[P, R]):
             >>> double.trace_count
             2
         """
+        check_largest(self.__name__, largest)
         names = self._compiler.parameters.names
         values = [
             filled_with_zeros(self.__name__, name, value, largest)

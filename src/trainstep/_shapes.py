@@ -65,11 +65,12 @@ class Shapes:
                 "pass one of them",
             )
         for name in ("multiple", "patience", "buckets", "max_programs"):
-            if not getattr(self, name) >= 1:
+            number = getattr(self, name)
+            if not isinstance(number, int) or number < 1:
                 raise ArgumentError(
-                    "Shapes", name, "1 or more", repr(getattr(self, name)), "pass such a number"
+                    "Shapes", name, "a whole number, 1 or more", repr(number), "pass such a number"
                 )
-        if self.ratio is not None and not self.ratio > 1:
+        if self.ratio is not None and not (isinstance(self.ratio, (int, float)) and self.ratio > 1):
             raise ArgumentError(
                 "Shapes", "ratio", "more than 1", repr(self.ratio), "pass such a number"
             )
@@ -111,20 +112,29 @@ def policy(shapes: Any, engine: Engine) -> Shapes:
     return made
 
 
+def check_dynamic(function: str, dynamic: Any, names: Sequence[str]) -> None:
+    """Refuses what does not name axes by parameter."""
+    if dynamic is None:
+        return
+    given = list(dynamic) if isinstance(dynamic, Mapping) else [dynamic]
+    for name in given:
+        if not isinstance(dynamic, Mapping) or name not in names:
+            raise ArgumentError(
+                function,
+                "dynamic",
+                f"a dict of axes by parameter: {', '.join(names)}",
+                repr(name),
+                "for example dynamic={'x': 1}",
+            )
+
+
 class Varying:
     """The axes that a person has named as varying, by the labels of arguments."""
 
     def __init__(self, dynamic: Mapping[str, Any] | None, names: Sequence[str]) -> None:
         self._axes: dict[str, dict[int, str | None]] = {}
+        check_dynamic("trainstep.function", dynamic, names)
         for name, axes in (dynamic or {}).items():
-            if name not in names:
-                raise ArgumentError(
-                    "trainstep.function",
-                    "dynamic",
-                    f"names of parameters: {', '.join(names)}",
-                    repr(name),
-                    "name the parameter whose size varies",
-                )
             self._add(name, axes)
 
     def _add(self, label: str, axes: Any) -> None:
@@ -152,6 +162,20 @@ class Varying:
             if not isinstance(size, int)
         }
         self._axes.setdefault(label, {}).update(axes)
+
+    def check(self, function: str, label: str, shape: Sequence[int]) -> None:
+        """Refuses axes of an array that it has not."""
+        for known, axes in self._axes.items():
+            inside = known.startswith((f"{label}[", f"{label}."))
+            beyond = [axis for axis in axes if not -len(shape) <= axis < len(shape)]
+            if inside or (label == known and beyond):
+                raise ArgumentError(
+                    function,
+                    "dynamic",
+                    f"axes of `{label}`, an array of shape {tuple(shape)}",
+                    f"{known}: {list(axes)}",
+                    "name an axis that the array has",
+                )
 
     def of(self, label: str, rank: int) -> dict[int, str | None]:
         """The axes of an array that vary, with the names of their sizes if they have any."""

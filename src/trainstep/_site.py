@@ -51,6 +51,11 @@ def here() -> str:
     return f"{_name(file, line)}: `{linecache.getline(file, line).strip()}`"
 
 
+def is_shown() -> bool:
+    """Whether the user's line that is calling only shows something to a person."""
+    return any(word in here() for word in ("print(", "log", "warn", "raise "))
+
+
 def raised_at(traceback: TracebackType | None) -> tuple[str, str]:
     """The user's innermost line in a traceback, and its text."""
     found: tuple[str, int] | None = None
@@ -80,6 +85,9 @@ def of_error(error: BaseException, frames: Sequence[tuple[str, int]] = ()) -> st
         if line:
             return f"{site}: `{line}`"
         found = found.__cause__ or found.__context__
+    innermost = _innermost_of_keras(error)
+    if innermost:
+        return innermost
     for file, number in frames:
         if not _is_library(file):
             return f"{_name(file, number)}: `{linecache.getline(file, number).strip()}`"
@@ -89,3 +97,17 @@ def of_error(error: BaseException, frames: Sequence[tuple[str, int]] = ()) -> st
 def _is_library(file: str) -> bool:
     parts = file.replace(os.sep, "/").split("/")
     return file.startswith("<") or any(part in _LIBRARIES for part in parts[:-1])
+
+
+def _innermost_of_keras(error: BaseException) -> str:
+    """Where Keras was, if nothing of the user's is known."""
+    name, found = "", error.__cause__ or error.__context__
+    while found is not None:
+        traceback = found.__traceback__
+        while traceback is not None:
+            frame = traceback.tb_frame
+            if str(frame.f_globals.get("__name__", "")).startswith("keras.src.layers"):
+                name = f"{frame.f_globals['__name__']}: {frame.f_code.co_qualname}"
+            traceback = traceback.tb_next
+        found = found.__cause__ or found.__context__
+    return name

@@ -69,6 +69,7 @@ class Sized:
         self._bases: dict[Any, list[Sequence[Sequence[int | str]]]] = {}
         self._refused: dict[Any, dict[Pattern, str]] = {}
         self._expected: set[Any] = set()
+        self._untold: list[tuple[Any, Pattern]] = []
         self._one_trace = one_trace  # there may be no second one for sizes that are known to vary
         self._on = engine.sizes != "exact" and shapes.policy != "exact"
 
@@ -212,6 +213,11 @@ class Sized:
             return found, first or found.sizes(shapes) or {}
         return None
 
+    def check(self, call: Call) -> None:
+        """Refuses axes that were declared and are not there."""
+        for label, shape in zip(call.labels, call.key[1], strict=True):
+            self._varying.check(self._name, label, shape)
+
     def expect(self, call: Call) -> None:
         """Takes it that the sizes of calls like this one will vary."""
         self._expected.add(call.key[0])
@@ -231,23 +237,45 @@ class Sized:
     # What stands against it ------------------------------------------------------------------
 
     def refuse(self, call: Call, pattern: Pattern, refusal: Refused) -> None:
-        """Notes that a call cannot be recorded for sizes that vary, and says so once."""
+        """Notes that a call cannot be recorded for sizes that vary."""
         where = _site.of_error(refusal, refusal.frames)
         cause = f"{refusal} ({where})" if where else str(refusal)
         self._refused.setdefault(call.key[0], {})[pattern] = cause
-        cure = "change the step there, or pass shapes='exact' if a program per size is meant"
-        event = TraceEvent(
-            index=0,
-            function=self._name,
-            signature=str(pattern),
-            changes=(f"cannot be recorded for sizes that vary: {cause}",),
-            nearest=None,
-            site=call.site,
-            kind="refused",
-            advice=cure,
-        )
-        self._ledger.record(event)
-        self._warn(f"cannot be recorded for sizes that vary: {cause}", cure)
+        self._untold.append((call.key[0], pattern))
+
+    def take_back(self) -> None:
+        """Forgets refusals: the same goes wrong at the exact shapes, so sizes are not the cause."""
+        for skeleton, pattern in self._untold:
+            del self._refused[skeleton][pattern]
+        self._untold.clear()
+
+    def tell_refusals(self, site: str) -> None:
+        """Says, once, what could not be recorded, now that it runs at its exact shapes."""
+        for skeleton, pattern in self._untold:
+            what = f"cannot be recorded for sizes that vary: {self._refused[skeleton][pattern]}"
+            event = TraceEvent(
+                index=0,
+                function=self._name,
+                signature=str(pattern),
+                changes=(what,),
+                nearest=None,
+                site=site,
+                kind="refused",
+                advice=_CURE,
+            )
+            self._ledger.record(event)
+            self._warn(what, _CURE)
+        self._untold.clear()
+
+    def advice(self, pattern: Pattern | None, against: str) -> str:
+        """What to do about a trace, if sizes have to do with it; "" if not."""
+        if pattern is not None:
+            return "nothing: this trace serves all sizes; its programs follow"
+        if against:
+            return _CURE
+        if self._shapes.policy == "exact" and self._engine.sizes != "exact":
+            return "a program for every shape, as shapes='exact' says; 'auto' shares them"
+        return ""
 
     def against(self, call: Call) -> str:
         """Why a call needs a program for its shapes alone, if sizes are known to vary."""
@@ -256,12 +284,9 @@ class Sized:
         if family is None or not broken:
             cause = next(reversed(self._refused.get(call.key[0], {}).values()), "")
             return cause and f"a program for every size, because of: {cause}"
-        if broken.endswith(")") and broken not in family.told:
+        if broken.endswith(")") and broken not in family.told:  # with a line of the user's
             family.told.add(broken)
-            self._warn(
-                f"takes another way for some sizes than for those with {broken}",
-                "let the step do the same for every size, or pass shapes='exact'",
-            )
+            self._warn(f"takes another way for some sizes than for those with {broken}", _CURE)
         return f"the program for sizes that vary serves {broken}"
 
     def _warn(self, what: str, cure: str) -> None:
@@ -272,6 +297,9 @@ class Sized:
             SizesWarning,
             stacklevel=_site.depth(),
         )
+
+
+_CURE = "let the step do the same for every size, or pass shapes='exact' if that is meant"
 
 
 def _text(family: Family, bucket: Bucket) -> str:

@@ -22,7 +22,7 @@ from trainstep._ledger import Events
 from trainstep._logs import Logs
 from trainstep._progress import Bar, Progress
 from trainstep._recipe import Recipe, check_model
-from trainstep._shapes import Shapes
+from trainstep._shapes import Shapes, check_dynamic
 from trainstep._state import current_scope
 from trainstep._verify import Verification
 
@@ -78,6 +78,7 @@ class Trainer:
         check_values: bool = True,
     ) -> None:
         check_model(model)
+        check_dynamic("Trainer", dynamic, ("x", "y", "sample_weight"))
         check_positive("Trainer", clip_norm=clip_norm, accumulate=accumulate, max_traces=max_traces)
         self.model = model
         self._recipe = Recipe(
@@ -465,7 +466,7 @@ class Trainer:
     @property
     def trace_count(self) -> int:
         """How often steps of this trainer were traced."""
-        return len(self.ledger)
+        return self.ledger.traces
 
     def __repr__(self) -> str:
         return f"<trainstep.Trainer of {self.model.name}: {self.trace_count} traces>"

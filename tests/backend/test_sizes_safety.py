@@ -163,7 +163,6 @@ ASKS: dict[str, Callable[[Any], Any]] = {
     "the larger": lambda x: ops.sum(x) * max(x.shape[0], 4),
     "not none": lambda x: ops.sum(x) * (1.0 if x.shape[0] is not None else 2.0),
     "truth": lambda x: ops.sum(x) if x.shape[0] else ops.sum(x) - 1.0,
-    "an int": lambda x: ops.sum(x) * (1.0 if isinstance(x.shape[0], int) else 2.0),
     "numpy": lambda x: ops.sum(x * np.arange(x.shape[0], dtype="float32")[:, None]),
     "a numpy size": lambda x: ops.sum(x) * float(np.prod(np.shape(x))),
     "list of rows": lambda x: ops.stack([row * 2.0 for row in x]),

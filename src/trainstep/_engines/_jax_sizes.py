@@ -19,7 +19,7 @@ from jax import export
 from jax._src.export import shape_poly
 
 from trainstep import _site
-from trainstep._engines._base import Axes, Sizes
+from trainstep._engines._base import Axes, Refused, Sizes
 from trainstep._engines._masking._bucket import value_of, varies
 from trainstep._engines._patching import replaced
 
@@ -35,7 +35,7 @@ class Comparison(NamedTuple):
     relation: str  # == or >=
     right: Any
     answer: bool
-    site: str  # the user's line that asked
+    site: str  # the user's line in parentheses, if it was the user who asked
 
     def holds(self, sizes: Sizes) -> bool:
         """Whether these sizes have the same answer."""
@@ -50,7 +50,7 @@ class Comparison(NamedTuple):
             said = f"{left} {'>=' if self.answer else '<'} {right}"
         else:
             said = f"{right} {'<=' if self.answer else '>'} {left}"
-        return f"{said} ({self.site})"
+        return said + self.site
 
 
 class Assumptions:
@@ -66,22 +66,29 @@ class Assumptions:
 
     def not_equal(self, left: Any, right: Any) -> None:
         """Notes that two sizes were taken as different."""
-        if not _asked_by(_NEUTRAL):
-            self._noted[Comparison(left, "==", right, False, _site.here())] = None
+        asker = _asker()
+        if not asker.startswith(_NEUTRAL):
+            self._noted[Comparison(left, "==", right, False, _line_of(asker))] = None
 
     def at_least(self, left: Any, right: Any) -> bool:
         """Whether one is at least the other, for the sizes at hand."""
         answer = bool(value_of(left, self._hint) >= value_of(right, self._hint))
-        self._noted[Comparison(left, ">=", right, answer, _site.here())] = None
+        self._noted[Comparison(left, ">=", right, answer, _line_of(_asker()))] = None
         return answer
 
 
-def _asked_by(modules: tuple[str, ...]) -> bool:
-    """Whether the innermost frame outside this file and JAX's own of sizes is in a module."""
+def _asker() -> str:
+    """The module of the innermost frame outside this file and JAX's own of sizes."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") in (__name__, shape_poly.__name__) and frame.f_back:
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__", "")).startswith(modules)
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _line_of(asker: str) -> str:
+    """The user's line, if it was the user who asked, not a library for them."""
+    libraries = ("jax", "keras", "numpy")
+    return "" if asker.partition(".")[0] in libraries else f" ({_site.here()})"
 
 
 _local = threading.local()
@@ -96,6 +103,9 @@ def assuming(assumptions: Assumptions) -> Iterator[None]:
         with replaced(
             [
                 (expression, "__eq__", _noting_equal),
+                (expression, "__hash__", _stopped),
+                (expression, "__str__", _stopped_text),
+                (expression, "__repr__", _stopped_text),
                 (expression, "max", _noting_larger),
                 (expression, "rmax", _noting_larger),
                 (expression, "min", _noting_smaller),
@@ -122,6 +132,29 @@ def _noting_equal(original: Any) -> Any:
         return answer
 
     return equal
+
+
+def _stopped(original: Any) -> Any:
+    """Stops the user's own Python from looking a size up: the symbol is no number it knows."""
+
+    def looked_up(self: Any) -> Any:
+        if _noting() is not None and _site.is_users(sys._getframe(1)):
+            raise Refused("Python looks a size that varies up in a dict or set")
+        return original(self)
+
+    return looked_up
+
+
+def _stopped_text(original: Any) -> Any:
+    """The same for its text, unless that is only shown."""
+
+    def text(self: Any) -> Any:
+        users = _noting() is not None and _site.is_users(sys._getframe(1))
+        if users and not _site.is_shown():
+            raise Refused("Python uses the text of a size that varies")
+        return original(self)
+
+    return text
 
 
 def _noting_at_least(original: Any) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -30,6 +31,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from trainstep import _site
 from trainstep._control import Uncompilable
 from trainstep._engines._base import Axes, Refused, Sizes, Tensor
+from trainstep._engines._patching import replaced
 from trainstep._engines._torch_guard import TensorValueNeeded
 from trainstep._engines._torch_shims import Shims, any_kernel, module
 from trainstep._errors import TrainstepError
@@ -102,13 +104,17 @@ class VaryingSizes:
         types = keras_dtypes.PYTHON_DTYPES_MAP
         # Harmless to other threads: who has no symbols asks for no such key.
         types[torch.SymInt], types[torch.SymFloat] = types[int], types[float]
+        _local.recording = True
+        texts = [(torch.SymInt, name, _stopped_text) for name in ("__str__", "__repr__")]
         try:
-            yield
+            with replaced(texts):
+                yield
         except (Refused, Uncompilable, TrainstepError, TensorValueNeeded):
             raise
         except Exception as error:
             raise Refused(_first_refusal(error)) from error
         finally:
+            _local.recording = False
             types.pop(torch.SymInt), types.pop(torch.SymFloat)
             # torch keeps the last expressions that it evaluated, and with them the whole trace.
             ShapeEnv._inner_evaluate_expr.cache_clear()
@@ -143,6 +149,21 @@ class VaryingSizes:
         if wrong:
             raise Refused(f"what torch noted of the sizes, {wrong}, is not so where it was noted")
         return broken
+
+
+_local = threading.local()
+
+
+def _stopped_text(original: Any) -> Any:
+    """Stops the user's own Python from using a size as text, unless that is only shown."""
+
+    def text(self: Any) -> Any:
+        users = getattr(_local, "recording", False) and _site.is_users(sys._getframe(1))
+        if users and not _site.is_shown():
+            raise Refused("Python uses the text of a size that varies")
+        return original(self)
+
+    return text
 
 
 class _Env(ShapeEnv):  # type: ignore[misc]
