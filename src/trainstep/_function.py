@@ -143,8 +143,7 @@ class Function(Generic[P, R]):
         Args:
             *args: The arguments of a call, with a `Spec` for each array.
             largest: Where a `Spec` has None or a name for a size, the largest one that will come,
-                or a dict of them by name: the programs for all sizes up to it are compiled. (On
-                torch a size of 1 is a program of its own.)
+                or a dict of them by name: the programs for all sizes up to it are compiled.
             **kwargs: The same by name.
 
         Example:
@@ -156,12 +155,11 @@ class Function(Generic[P, R]):
             2
         """
         check_largest(self.__name__, largest)
-        names = self._compiler.parameters.names
-        values = [
-            filled_with_zeros(self.__name__, name, value, largest)
-            for name, value in zip(names, self._bind(args, kwargs), strict=True)
-        ]
-        self._compiler.warm_up(values, smaller=largest is not None)
+        pairs = list(zip(self._compiler.parameters.names, self._bind(args, kwargs), strict=True))
+        sizes = [largest] if largest is None else [largest, 1]  # 1 may be a case of its own
+        for size in sizes:
+            values = [filled_with_zeros(self.__name__, *pair, size) for pair in pairs]
+            self._compiler.warm_up(values, smaller=size is largest and size is not None)
 
     def verify(self, *args: Any, tolerance: float = TOLERANCE, **kwargs: Any) -> Verification:
         """Compares the exact program with the one for sizes that vary, on one batch.

@@ -69,7 +69,8 @@ def varying_axes(
         mine = dict(axes)
         if lead is not None and new and (old[0], new[0]) == (before[lead][0], shapes[lead][0]):
             mine.setdefault(0, None)
-        found.append(mine)
+        # A size that is always 1 is one in the program, too: engines treat 1 as a case of its own.
+        found.append({a: name for a, name in mine.items() if (old[a], new[a]) != (1, 1)})
     return found
 
 

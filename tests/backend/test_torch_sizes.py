@@ -433,8 +433,8 @@ def test_what_python_asked_of_a_size_is_held_against_others() -> None:
     traced = record(step, [normal(5, 4)], (B,))
 
     assert traced.broken({"b": 9}) == ""
-    assert traced.broken({"b": 8}) == "b > 8"
-    assert traced.broken({"b": 5}) == "b > 8"
+    assert traced.broken({"b": 8}).startswith("b > 8 (")
+    assert "x.shape[0] > 8" in traced.broken({"b": 5})  # the line that asked
 
 
 def test_a_guard_names_the_axes_as_the_user_does() -> None:
