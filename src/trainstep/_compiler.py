@@ -122,6 +122,11 @@ class Compiler:
             if smaller:
                 self._sized.warm_up(call)
 
+    def sizes(self, values: Sequence[Any]) -> dict[str, int]:
+        """The sizes of a call that may vary, by name."""
+        key, leaves = self.flatten(values)
+        return self._sized.sizes(self._describe(values, key, leaves, ""))
+
     def _describe(self, values: Sequence[Any], key: Key, leaves: Sequence[Any], site: str) -> Call:
         if self._declared is not None:
             values = self._declared.conform(values)

@@ -50,10 +50,10 @@ class Family:
             return Served(self.programs[()], None, None) if self.programs else None
         wanted = self.ordered(sizes)
         bucket = self.buckets.serving(wanted)
-        if bucket is None:
+        program = None if bucket is None else self.programs.get(bucket)
+        if bucket is None or program is None:
             return None
-        account = self.buckets.account(wanted, bucket)
-        return Served(self.programs[bucket], self.buckets, account)
+        return Served(program, self.buckets, self.buckets.account(wanted, bucket))
 
     def compile(self, bucket: Bucket) -> Program:
         """The program for a bucket; no Python of the user's is run."""
@@ -70,9 +70,9 @@ class Family:
     def drop(self, program: Program) -> None:
         """Forgets a program."""
         for bucket in [b for b, kept in self.programs.items() if kept is program]:
-            del self.programs[bucket]
-            if self.buckets is not None:
+            if self.buckets is not None:  # first, for a thread that is just looking
                 self.buckets.compiled.remove(bucket)
+            del self.programs[bucket]
 
 
 class Served:

@@ -183,9 +183,9 @@ class Function(Generic[P, R]):
         """
         policy = "bucket" if self._engine.sizes == "bucket" else "dynamic"
         fn, dynamic, options = probed(self._fn), self._dynamic, self._options
-        leaves = self._flatten(self._bind(args, kwargs))[0][1]
-        sizes = [size for shape in leaves for size in shape]
-        shapes = Shapes(policy, grid=(2 * max(sizes, default=1),), background=False)
+        sizes = self._compiler.sizes(self._bind(args, kwargs))
+        grid = {name: (2 * size,) for name, size in sizes.items()}
+        shapes = Shapes(policy, grid=grid, background=False)
         make = functools.partial(
             Function, fn, signature=self._signature, options=options, engine=self._engine
         )

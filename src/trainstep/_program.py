@@ -115,7 +115,7 @@ class Programs:
 
     def shorten(self, key: Key, args: Sequence[Any], short: Hit, program: Program) -> None:
         """Remembers the short way to a program for calls like this one."""
-        if not self.families:
+        if not self.families and program.family is None:
             self.hit = short
             return
         if len(self._ways) >= _REMEMBERED:

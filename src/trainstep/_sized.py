@@ -28,6 +28,7 @@ from trainstep._shapes import Shapes, Varying
 from trainstep._signature import Part
 
 _BASES = 16  # earlier shapes that a new call is compared with
+_KINDS = 256  # kinds of calls whose shapes are kept
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class Sized:
         )
         program.index = self._ledger.record(event)
         if family.buckets is not None and family.buckets.full():  # it has to make room
-            oldest = min(family.programs.values(), key=lambda p: p.used)
+            oldest = min(list(family.programs.values()), key=lambda p: p.used)
             family.drop(oldest)
             self.tell_evicted([oldest], site)
         family.keep(bucket, program)
@@ -218,6 +219,13 @@ class Sized:
         for label, shape in zip(call.labels, call.key[1], strict=True):
             self._varying.check(self._name, label, shape)
 
+    def sizes(self, call: Call) -> dict[str, int]:
+        """The sizes of a call that may vary, by name."""
+        shapes = call.key[1]
+        ranks = zip(call.labels, shapes, strict=True)
+        found = common(shapes, shapes, [self._varying.of(n, len(s)) for n, s in ranks])
+        return (found.sizes(shapes) if found is not None else None) or {}
+
     def expect(self, call: Call) -> None:
         """Takes it that the sizes of calls like this one will vary."""
         self._expected.add(call.key[0])
@@ -227,6 +235,8 @@ class Sized:
         bases = self._bases.setdefault(call.key[0], [])
         bases.append(shapes)
         del bases[:-_BASES]
+        if len(self._bases) > _KINDS:  # objects that calls were made with may be long gone
+            del self._bases[next(iter(self._bases))]
 
     def buckets(self, pattern: Pattern, first: Mapping[str, int]) -> Buckets | None:
         """The buckets of a new family; None if the engine takes all sizes in one program."""

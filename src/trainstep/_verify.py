@@ -52,6 +52,8 @@ class Verification:
     def __str__(self) -> str:
         if self.refused:
             return f"runs at exact shapes: {self.refused}"
+        if not self.differences:
+            return "exact: nothing is returned or written"
         worst = max(self.differences, key=lambda part: self.differences[part])
         verdict = "exact" if self.exact else "NOT exact"
         lines = [f"{verdict}: at most {self.differences[worst]:.1e}, in {worst}"]

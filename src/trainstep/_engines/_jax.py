@@ -161,7 +161,8 @@ def make() -> JaxEngine:
 
 
 def _is_tensor(x: Any) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray, np.generic))
+    # A size that varies is a number when the program runs.
+    return isinstance(x, (jax.Array, np.ndarray, np.generic)) or jax.export.is_symbolic_dim(x)
 
 
 # Recording ------------------------------------------------------------------------------------

@@ -121,6 +121,7 @@ _REMEMBERED = 4096  # sizes whose shapes of outputs are kept
 
 def _part(x: Tensor, part: tuple[slice, ...]) -> Tensor:
     """The first part of an array. JAX would compile a program for every new size of it."""
-    if jax.default_backend() == "cpu":
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
+    if jax.default_backend() == "cpu" and not is_key:
         return jax.device_put(np.asarray(x)[part])
     return x[part]

@@ -9,12 +9,15 @@ answered otherwise is not served by this record.
 from __future__ import annotations
 
 import contextlib
+import dis
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import export
 from jax._src.export import shape_poly
 
@@ -45,7 +48,7 @@ class Comparison(NamedTuple):
     def __str__(self) -> str:
         left, right = self.left, self.right
         if self.relation == "==":
-            said = f"{left} != {right}"
+            said = f"{left} {'==' if self.answer else '!='} {right}"
         elif varies(left):
             said = f"{left} {'>=' if self.answer else '<'} {right}"
         else:
@@ -67,8 +70,21 @@ class Assumptions:
     def not_equal(self, left: Any, right: Any) -> None:
         """Notes that two sizes were taken as different."""
         asker = _asker()
-        if not asker.startswith(_NEUTRAL):
-            self._noted[Comparison(left, "==", right, False, _line_of(asker))] = None
+        name = str(asker.f_globals.get("__name__", ""))
+        # A cache of JAX's compares sizes when it looks for something; that is no question.
+        by_chance = name.startswith("jax") and not _compares(asker)
+        if not name.startswith(_NEUTRAL) and not by_chance:
+            self._noted[
+                Comparison(
+                    left, "==", right if varies(right) else int(right), False, _line_of(asker)
+                )
+            ] = None
+
+    def is_zero(self, size: Any) -> bool:
+        """Whether a size is zero, for the sizes at hand."""
+        answer = int(value_of(size, self._hint)) == 0
+        self._noted[Comparison(size, "==", 0, answer, _line_of(_asker()))] = None
+        return answer
 
     def at_least(self, left: Any, right: Any) -> bool:
         """Whether one is at least the other, for the sizes at hand."""
@@ -77,18 +93,25 @@ class Assumptions:
         return answer
 
 
-def _asker() -> str:
-    """The module of the innermost frame outside this file and JAX's own of sizes."""
+def _asker() -> FrameType:
+    """The innermost frame outside this file and JAX's own of sizes."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") in (__name__, shape_poly.__name__) and frame.f_back:
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__", ""))
+    return frame
 
 
-def _line_of(asker: str) -> str:
+def _compares(frame: FrameType) -> bool:
+    """Whether a frame is at an instruction that compares."""
+    return frame.f_code.co_code[frame.f_lasti] in _COMPARING
+
+
+_COMPARING = {dis.opmap["COMPARE_OP"], dis.opmap["CONTAINS_OP"]}
+
+
+def _line_of(asker: FrameType) -> str:
     """The user's line, if it was the user who asked, not a library for them."""
-    libraries = ("jax", "keras", "numpy")
-    return "" if asker.partition(".")[0] in libraries else f" ({_site.here()})"
+    return f" ({_site.here()})" if _site.is_users(asker) else ""
 
 
 _local = threading.local()
@@ -103,6 +126,7 @@ def assuming(assumptions: Assumptions) -> Iterator[None]:
         with replaced(
             [
                 (expression, "__eq__", _noting_equal),
+                (expression, "__bool__", _noting_zero),
                 (expression, "__hash__", _stopped),
                 (expression, "__str__", _stopped_text),
                 (expression, "__repr__", _stopped_text),
@@ -127,11 +151,21 @@ def _noting_equal(original: Any) -> Any:
     def equal(self: Any, other: Any) -> bool:
         answer = bool(original(self, other))
         noting = _noting()
+        if noting is not None and isinstance(other, np.ndarray):
+            raise Refused("Python compares a size that varies with an array")
         if noting is not None and not answer and _comparable(self, other):
             noting.not_equal(self, other)
         return answer
 
     return equal
+
+
+def _noting_zero(original: Any) -> Any:
+    def is_true(self: Any) -> bool:
+        noting = _noting()
+        return True if noting is None else not noting.is_zero(self)  # as without a `__bool__`
+
+    return is_true
 
 
 def _stopped(original: Any) -> Any:
@@ -189,7 +223,9 @@ def _comparable(left: Any, right: Any) -> bool:
     """Whether two sizes may be equal for some values of the symbols."""
     if isinstance(right, shape_poly._DimExpr):
         return left.scope is right.scope and varies(left - right)
-    return isinstance(right, int)
+    return isinstance(right, (int, np.integer)) or (
+        isinstance(right, (float, np.floating)) and float(right).is_integer()
+    )
 
 
 def symbolic(leaves: Sequence[Any], axes: Axes) -> tuple[list[Any], dict[str, int]]:

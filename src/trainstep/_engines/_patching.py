@@ -13,11 +13,14 @@ Replacement = tuple[Any, str, Callable[[Any], Any]]
 @contextlib.contextmanager
 def replaced(replacements: Sequence[Replacement]) -> Iterator[None]:
     """Puts ours in place of functions, and the originals back in the end, whatever happens."""
-    originals = [getattr(owner, name) for owner, name, _ in replacements]
+    originals = [getattr(owner, name, None) for owner, name, _ in replacements]
     try:
         for (owner, name, make), original in zip(replacements, originals, strict=True):
             setattr(owner, name, make(original))
         yield
     finally:
         for (owner, name, _), original in zip(replacements, originals, strict=True):
-            setattr(owner, name, original)
+            if original is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)

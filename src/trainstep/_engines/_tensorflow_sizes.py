@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import tree
+from keras.src import backend
 from keras.src.trainers.compile_utils import CompileLoss
 
 from trainstep import _site
@@ -46,9 +47,10 @@ def unknown_sizes() -> Iterator[None]:
             [
                 (keras.layers.TimeDistributed, "call", _stopped_time_distributed),
                 (CompileLoss, "call", _counted_loss),
-                (tf.TensorShape, "__getitem__", _guarded),
-                (tf.TensorShape, "__iter__", _guarded),
-                (tf.TensorShape, "as_list", _guarded),
+                (backend.numpy, "array_split", _stopped_array_split),
+                *((tf.TensorShape, name, _guarded) for name in ("__getitem__", "__iter__")),
+                *((tf.TensorShape, name, _guarded_whole) for name in _WHOLE),
+                (tf.TensorShape, "dims", _guarded_dims),
             ]
         ):
             yield
@@ -67,6 +69,49 @@ def _guarded(original: Any) -> Any:
         return found
 
     return look
+
+
+# What looks at all dimensions of a shape.
+_WHOLE = (
+    "__eq__",
+    "__ne__",
+    "__hash__",
+    "__repr__",
+    "__str__",
+    "as_list",
+    "concatenate",
+    "is_compatible_with",
+    "is_fully_defined",
+    "merge_with",
+    "most_specific_compatible_shape",
+    "num_elements",
+)
+
+
+def _guarded_whole(original: Any) -> Any:
+    def look(self: Any, *args: Any) -> Any:
+        users = getattr(_local, "tracing", False) and _site.is_users(sys._getframe(1))
+        shapes = [each for each in (self, *args) if isinstance(each, tf.TensorShape)]
+        if users and any(map(_is_unknown, shapes)) and not _site.is_shown():
+            raise Refused("`shape` of a size that varies; use `keras.ops.shape`")
+        return original(self, *args)
+
+    return look
+
+
+def _guarded_dims(original: Any) -> Any:
+    return property(_guarded_whole(original.fget))
+
+
+def _stopped_array_split(original: Any) -> Any:
+    """Keras gives the whole as one piece when its size is unknown."""
+
+    def array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
+        if getattr(_local, "tracing", False) and x.shape[axis] is None:
+            raise Refused("`array_split` along an axis whose size varies")
+        return original(x, indices_or_sections, axis=axis)
+
+    return array_split
 
 
 def _is_unknown(found: Any) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.export import is_symbolic_dim
+
+from trainstep._engines._base import Refused
 
 Tensor = Any
 Dim = Any  # an int, or an expression of symbols
@@ -29,15 +33,41 @@ def value_of(dim: Dim, sizes: Mapping[str, Any]) -> Any:
     return dim._evaluate(sizes) if varies(dim) else dim
 
 
+_MOST = 1 << 23  # combinations of sizes that are tried
+
+
 class Bucket:
     """The sizes of one evaluation, by the names of the symbols."""
 
     def __init__(self, padded: Mapping[str, int], true: Mapping[str, Tensor]) -> None:
         self._padded, self._true = padded, true
+        self._known: dict[str, int] = {}
 
     def padded(self, dim: Dim) -> int:
-        """The size that arrays have."""
-        return int(value_of(dim, self._padded))
+        """The size that arrays have.
+
+        Raises:
+            Refused: If it is larger for smaller sizes (`16 - n`, `n % 4`): what counts would not
+                fit.
+        """
+        if not varies(dim):
+            return int(dim)
+        text = str(dim)
+        if text not in self._known:
+            self._known[text] = size = int(value_of(dim, self._padded))
+            if self._largest(dim) > size:
+                raise Refused(f"a size of {text}, which does not grow with the sizes that vary,")
+        return self._known[text]
+
+    def _largest(self, dim: Dim) -> int:
+        """The largest value of a dimension for any sizes up to the bucket's."""
+        names = sorted(dim._get_vars())
+        counts = [self._padded[name] for name in names]
+        if math.prod(counts) > _MOST:
+            raise Refused(f"a size of {dim}, of too many sizes that vary,")
+        grid = np.indices(counts).reshape(len(counts), -1) + 1
+        values = dim._evaluate(dict(zip(names, grid, strict=True)))
+        return int(np.max(values))
 
     def shape(self, shape: Shape) -> tuple[int, ...]:
         """The shape that arrays have."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.extend import core as jex
 
 from trainstep._engines._masking._bucket import Tensor, varies
 from trainstep._engines._masking._evaluate import Equation, evaluate_closed, rule
@@ -30,15 +32,27 @@ def _scan(e: Equation) -> list[Tensor]:
     consts, carries = e.params["num_consts"], e.params["num_carry"]
     length, body = e.params["length"], e.params["jaxpr"]
     fixed, init = e.operands[:consts], e.operands[consts : consts + carries]
+    names = set(primitives(body.jaxpr)) if varies(length) else set()
+    if any("callback" in name for name in names):
+        raise e.refuse("with a callback, over an axis whose size varies, has no rule")
 
     def turn(carry: list[Tensor], each: Any) -> tuple[list[Tensor], list[Tensor]]:
         place, xs = each
-        results = evaluate_closed(e.bucket, body, [*fixed, *carry, *xs])
-        new = results[:carries]
+        counts = place < e.bucket.true(length) if varies(length) else True
+        if "while" in names:  # a loop in a turn beyond the end might never end
+            return lax.cond(counts, run, skip, carry, xs)  # type: ignore[no-any-return]
+        new, ys = run(carry, xs)
         if varies(length):
-            counts = place < e.bucket.true(length)
             new = [jnp.where(counts, a, b) for a, b in zip(new, carry, strict=True)]
-        return new, results[carries:]
+        return new, ys
+
+    def run(carry: list[Tensor], xs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        results = evaluate_closed(e.bucket, body, [*fixed, *carry, *xs])
+        return results[:carries], results[carries:]
+
+    def skip(carry: list[Tensor], xs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        avals = body.out_avals[carries:]
+        return carry, [jnp.zeros(e.bucket.shape(a.shape), a.dtype) for a in avals]
 
     count = e.bucket.padded(length)
     carry, ys = lax.scan(
@@ -50,6 +64,14 @@ def _scan(e: Equation) -> list[Tensor]:
         unroll=e.params["unroll"],
     )
     return [*carry, *ys]
+
+
+def primitives(jaxpr: Any) -> Iterator[str]:
+    """The names of all operations in a jaxpr, and in those inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for inner in jex.jaxprs_in_params(eqn.params):
+            yield from primitives(inner)
 
 
 @rule("while")

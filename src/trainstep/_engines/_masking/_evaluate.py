@@ -19,7 +19,7 @@ _BY_POSITION = frozenset(
             "copy_p cos cosh device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt",
             "igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p",
             "logistic lt lt_to max min mul name ne neg nextafter not optimization_barrier or",
-            "polygamma population_count pow random_clone random_fold_in random_gamma random_seed",
+            "polygamma population_count pow random_clone random_fold_in random_seed",
             "random_unwrap random_wrap real reduce_precision regularized_incomplete_beta rem round",
             "rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh",
             "sqrt square stop_gradient sub tan tanh threefry2x32 transpose xor zeta",
@@ -73,7 +73,19 @@ class Equation:
         return Refused(f"`{self.name}` {what}")
 
     def compute(self) -> Any:
-        """The results."""
+        """The results.
+
+        Raises:
+            Refused: If there is no rule, or it does not work out.
+        """
+        try:
+            return self._computed()
+        except Refused:
+            raise
+        except Exception as error:
+            raise self.refuse(f"did not work out: {error}".splitlines()[0]) from error
+
+    def _computed(self) -> Any:
         made = _rules.get(self.name)
         if made is not None:
             return made(self)

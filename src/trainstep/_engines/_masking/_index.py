@@ -17,10 +17,16 @@ from trainstep._engines._masking._reduce import Neutral, highest, lowest, one, z
 _UNORDERED = {"indices_are_sorted": False, "unique_indices": False}
 
 
-def _bounded(places: Tensor, column: int, last: Tensor, mode: Any) -> Tensor:
-    """Places with those past the true end where the mode wants them, not in the padding."""
+def _wide(places: Tensor) -> Tensor:
+    """Places of a type whose largest number is no place."""
+    places = jnp.asarray(places)
+    return places.astype(jnp.int32) if places.dtype.itemsize < 4 else places
+
+
+def _bounded(places: Tensor, column: int, last: Tensor, *, dropped: bool) -> Tensor:
+    """Places with those past the true end dropped or moved, so that none is in the padding."""
     these = places[..., column]
-    if mode == GatherScatterMode.FILL_OR_DROP:
+    if dropped:
         these = jnp.where(these > last, jnp.iinfo(places.dtype).max, these)
     else:
         these = jnp.clip(these, 0, last)
@@ -32,6 +38,8 @@ def _roomy(e: Equation, operand: Tensor, sizes: Mapping[int, Dim]) -> Tensor:
 
     A slice that ends before the true end may start too late for its padded size.
     """
+    if not any(map(varies, sizes.values())):
+        return operand
     room = [(0, 0, 0)] * operand.ndim
     for axis, size in sizes.items():
         if varies(size):
@@ -41,7 +49,7 @@ def _roomy(e: Equation, operand: Tensor, sizes: Mapping[int, Dim]) -> Tensor:
 
 @rule("gather")
 def _gather(e: Equation) -> Tensor:
-    operand, places = e.operands
+    operand, places = e.operands[0], _wide(e.operands[1])
     numbers, sizes, mode = (e.params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
     taken = {axis: sizes[axis] for axis in numbers.start_index_map}
     for axis, size in enumerate(sizes):
@@ -51,7 +59,8 @@ def _gather(e: Equation) -> Tensor:
         dim = e.shapes[0][axis]
         if varies(dim):
             last = e.bucket.true(dim) - e.bucket.true(sizes[axis])
-            places = _bounded(places, column, last, mode)
+            dropped = mode == GatherScatterMode.FILL_OR_DROP
+            places = _bounded(places, column, last, dropped=dropped)
     changed = _UNORDERED if varying(e.shapes[1]) else {}
     operand = _roomy(e, operand, taken)
     return e.bind(operand, places, slice_sizes=e.bucket.shape(sizes), **changed)
@@ -61,7 +70,7 @@ def _scatter(neutral: Neutral | None) -> Rule:
     """Neutral updates beyond the true end; without a neutral value, places that are dropped."""
 
     def scatter(e: Equation) -> Tensor:
-        operand, places, updates = e.operands
+        operand, places, updates = e.operands[0], _wide(e.operands[1]), e.operands[2]
         numbers, mode = e.params["dimension_numbers"], e.params["mode"]
         windows = set(numbers.update_window_dims)
         rows = [axis for axis in varying(e.shapes[2]) if axis not in windows]
@@ -72,13 +81,16 @@ def _scatter(neutral: Neutral | None) -> Rule:
             raise e.refuse("into a part of an axis whose size varies has no rule")
         elif rows:
             axes = varying(e.shapes[1])
-            places = e.filled(1, axes, jnp.iinfo(places.dtype).max)
+            beyond = jnp.iinfo(places.dtype).max
+            places = e.bucket.filled(places, e.shapes[1], axes, beyond)
         windows_of = _windows(e, numbers)
         for column, axis in enumerate(numbers.scatter_dims_to_operand_dims):
             dim = e.shapes[0][axis]
             if varies(dim):
                 last = e.bucket.true(dim) - e.bucket.true(windows_of.get(axis, 1))
-                places = _bounded(places, column, last, mode)
+                # A place that was promised to be in bounds and is not is dropped here, too.
+                dropped = mode != GatherScatterMode.CLIP
+                places = _bounded(places, column, last, dropped=dropped)
         changed = _UNORDERED if rows else {}
         moved = {a: windows_of.get(a, 1) for a in numbers.scatter_dims_to_operand_dims}
         result = e.bind(_roomy(e, operand, moved), places, updates, **changed)
@@ -121,7 +133,7 @@ def _dynamic_slice(e: Equation) -> Tensor:
     x, *starts = e.operands
     sizes = e.params["slice_sizes"]
     starts = [_start(e, s, d, z) for s, d, z in zip(starts, e.shapes[0], sizes, strict=True)]
-    return lax.dynamic_slice(x, starts, e.bucket.shape(sizes))
+    return e.bind(x, *starts, slice_sizes=e.bucket.shape(sizes))
 
 
 @rule("dynamic_update_slice")
@@ -129,7 +141,7 @@ def _dynamic_update_slice(e: Equation) -> Tensor:
     x, update, *starts = e.operands
     sizes = e.shapes[1]
     starts = [_start(e, s, d, z) for s, d, z in zip(starts, e.shapes[0], sizes, strict=True)]
-    return lax.dynamic_update_slice(x, update, starts)
+    return e.bind(x, update, *starts)
 
 
 def _start(e: Equation, start: Tensor, dim: Dim, size: Dim) -> Tensor:

@@ -45,7 +45,11 @@ def _windows(e: Equation, index: int) -> list[int]:
     shape, window = e.shapes[index], e.params["window_dimensions"]
     if any(map(varies, window)):
         raise e.refuse("with a window whose size varies has no rule")
-    return [axis for axis in varying(shape) if window[axis] != 1]
+    plain = [
+        size == 1 and tuple(padding) == (0, 0)
+        for size, padding in zip(window, e.params["padding"], strict=True)
+    ]
+    return [axis for axis in varying(shape) if not plain[axis]]
 
 
 def _windowed(neutral: Neutral) -> Rule:

@@ -45,6 +45,14 @@ def _split(e: Equation) -> Tensor:
     return e.bind(*e.operands, shape=e.bucket.shape(shape))
 
 
+@rule("random_gamma")
+def _gamma(e: Equation) -> Tensor:
+    # One key is split over all positions, by their place in the flattened array.
+    if not set(varying(e.results[0])) <= {0} or varying(e.shapes[0]):
+        raise e.refuse("along an inner axis whose size varies has no rule")
+    return e.bind(*e.operands)
+
+
 def _check_generator(e: Equation) -> None:
     name = str(jax.random.key_impl(e.operands[0]))
     if "fry" not in name or not jax.config.jax_threefry_partitionable:
