@@ -23,11 +23,16 @@ def _wide(places: Tensor) -> Tensor:
     return places.astype(jnp.int32) if places.dtype.itemsize < 4 else places
 
 
+def _nowhere(places: Tensor) -> Tensor:
+    """A place that no array has."""
+    return jnp.asarray(jnp.iinfo(places.dtype).max, places.dtype)
+
+
 def _bounded(places: Tensor, column: int, last: Tensor, *, dropped: bool) -> Tensor:
     """Places with those past the true end dropped or moved, so that none is in the padding."""
     these = places[..., column]
     if dropped:
-        these = jnp.where(these > last, jnp.iinfo(places.dtype).max, these)
+        these = jnp.where(these > last, _nowhere(places), these)
     else:
         these = jnp.clip(these, 0, last)
     return places.at[..., column].set(these.astype(places.dtype))
@@ -81,8 +86,7 @@ def _scatter(neutral: Neutral | None) -> Rule:
             raise e.refuse("into a part of an axis whose size varies has no rule")
         elif rows:
             axes = varying(e.shapes[1])
-            beyond = jnp.iinfo(places.dtype).max
-            places = e.bucket.filled(places, e.shapes[1], axes, beyond)
+            places = e.bucket.filled(places, e.shapes[1], axes, _nowhere(places))
         windows_of = _windows(e, numbers)
         for column, axis in enumerate(numbers.scatter_dims_to_operand_dims):
             dim = e.shapes[0][axis]
