@@ -147,12 +147,14 @@ class Function(Generic[P, R]):
             **kwargs: The same by name.
 
         Example:
-            >>> import keras, trainstep as ts
+            >>> import keras, numpy as np, trainstep as ts
             >>> double = ts.function(lambda x: 2 * x)
             >>> double.warm_up(ts.Spec((32, 4)))
             >>> double.warm_up(ts.Spec((None, 4)), largest=64)
-            >>> double.trace_count
-            2
+            >>> entries = len(double.ledger)
+            >>> _ = double(np.ones((17, 4), "float32"))
+            >>> len(double.ledger) == entries
+            True
         """
         check_largest(self.__name__, largest)
         pairs = list(zip(self._compiler.parameters.names, self._bind(args, kwargs), strict=True))
