@@ -117,7 +117,8 @@ class Compiler:
             call = self._describe(values, key, leaves, site)
             if smaller:
                 self._sized.expect(call)
-            if self.programs.find(key) is None or smaller:
+            known = self.programs.find(key) or self._sized.find(key)
+            if known is None or smaller:
                 _ = self._sized.compiled(call) or self._traced(call)
             if smaller:
                 self._sized.warm_up(call)

@@ -124,7 +124,9 @@ class Sized:
             came = ", ".join(f"{name}={size}" for name, size in sizes.items())
             self._add(family, buckets.needed(wanted), f"no program for {came}", site)
         elif buckets.awaited is None and not buckets.full():
-            self._add_closer(family, buckets, buckets.cell(wanted), site)
+            cell = buckets.cell(wanted)
+            if cell not in family.programs:
+                self._add_closer(family, buckets, cell, site)
 
     def _add_closer(self, family: Family, buckets: Buckets, cell: Bucket, site: str) -> None:
         """Compiles a bucket that wastes less, behind if that is wanted."""

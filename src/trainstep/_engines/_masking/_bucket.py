@@ -69,6 +69,10 @@ class Bucket:
         values = dim._evaluate(dict(zip(names, grid, strict=True)))
         return int(np.max(values))
 
+    def at(self, amount: Dim) -> int:
+        """An amount of padding, which is no size of an array, as it is in the bucket."""
+        return int(value_of(amount, self._padded))
+
     def shape(self, shape: Shape) -> tuple[int, ...]:
         """The shape that arrays have."""
         return tuple(map(self.padded, shape))

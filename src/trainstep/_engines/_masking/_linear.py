@@ -37,7 +37,7 @@ def _padding(e: Equation, params: dict[str, Any]) -> tuple[tuple[int, int], ...]
     """The padding of padded arrays: at the front it must not vary, or positions would move."""
     if any(varies(low) for low, _ in params["padding"]):
         raise e.refuse("with padding at the front that varies has no rule")
-    return tuple((low, e.bucket.padded(high)) for low, high in params["padding"])
+    return tuple((low, e.bucket.at(high)) for low, high in params["padding"])
 
 
 def _windows(e: Equation, index: int) -> list[int]:

@@ -130,9 +130,9 @@ def _pad(e: Equation) -> Tensor:
         raise e.refuse("between positions by a number that varies has no rule")
     # What is to go in front by a number that varies is put behind, and rolled to the front.
     padded = [
-        (0, e.bucket.padded(low) + e.bucket.padded(high), between)
+        (0, e.bucket.at(low) + e.bucket.at(high), between)
         if varies(low)
-        else (low, e.bucket.padded(high), between)
+        else (low, e.bucket.at(high), between)
         for low, high, between in config
     ]
     x = lax.pad(x, value, padded)
