@@ -1,9 +1,11 @@
 """A missing program: checked, announced, traced, compiled, entered in the ledger.
 
-values --declared?--> ArgumentError
---sizes vary?--> a record for all of them, or the one there is; its programs are made in `_sized`
---limit?-----> RetraceLimitError, carrying the entry
---trace--> the step as the engine recorded it --compile--> Program --> ledger, cache
+    values --declared?----> ArgumentError
+           --sizes vary?--> a record for all of them, or the one that there is
+           --limit?-------> RetraceLimitError, carrying the entry
+           --trace--> the step as the engine recorded it --compile--> Program --> ledger, cache
+
+The programs of a record for sizes that vary are made in `_sized`.
 """
 
 from __future__ import annotations
@@ -224,10 +226,6 @@ class Compiler:
     def _make(self, call: Call, event: TraceEvent) -> tuple[Program, TraceEvent]:
         started = time.perf_counter()
         recorder, traced, build = self._trace(call)
-        if any(v.name == "dynamic_scale" for v in recorder.created):
-            # Before it is built, Keras's loss-scaling optimizer scales by a Python number,
-            # which is in the trace now, and afterwards by this variable. Once more, then.
-            recorder, traced, build = self._trace(call)
         traced_at, hits = time.perf_counter(), self._engine.disk_hits()
         compiler, executable = self._build(traced, event.index)
         watch = Watch(recorder.layers.values(), traced.reads, traced.writes)
@@ -245,6 +243,17 @@ class Compiler:
 
     def _trace(
         self, call: Call, pattern: Pattern | None = None, first: Sizes | None = None
+    ) -> tuple[Recorder, Traced, Build]:
+        """Runs the user's Python, for the shapes of a call or for all that fit a pattern."""
+        found = self._trace_once(call, pattern, first)
+        if any(v.name == "dynamic_scale" for v in found[0].created):
+            # Before it is built, Keras's loss-scaling optimizer scales by a Python number,
+            # which is in the trace now, and afterwards by this variable. Once more, then.
+            found = self._trace_once(call, pattern, first)
+        return found
+
+    def _trace_once(
+        self, call: Call, pattern: Pattern | None, first: Sizes | None
     ) -> tuple[Recorder, Traced, Build]:
         """Runs the user's Python once.
 

@@ -1,10 +1,12 @@
 """Sizes that vary: which record of a step serves a call, and what of it is compiled when.
 
-key --a family's pattern fits--> bucket --compiled--> program
---not yet---> compiled now; or a larger one serves,
-and the closer is compiled behind
---none fits--> an earlier call --common pattern--> one trace for all sizes: a family
---none-----------> a program for these shapes alone
+    key --a family's pattern fits--> bucket --compiled--> program
+                                            --not yet---> compiled now; or a larger one serves,
+                                                          and the closer is compiled behind
+        --none fits--> an earlier call --common pattern--> one trace for all sizes: a family
+                                       --none-----------> a program for these shapes alone
+
+A family is one record of the step with its programs. Nothing here runs the user's Python.
 """
 
 from __future__ import annotations
@@ -199,8 +201,7 @@ class Sized:
         skeleton, shapes = call.key
         if not self._on or 0 in (size for shape in shapes for size in shape):
             return None
-        ranks = zip(call.labels, shapes, strict=True)
-        declared = [self._varying.of(label, len(shape)) for label, shape in ranks]
+        declared = self._declared(call)
         bases = [b for b in self._bases.get(skeleton, ()) if tuple(b) != shapes]
         at_once = self._shapes.policy != "auto" or skeleton in self._expected
         if at_once or (self._one_trace and any(declared)):
@@ -221,11 +222,15 @@ class Sized:
         for label, shape in zip(call.labels, call.key[1], strict=True):
             self._varying.check(self._name, label, shape)
 
+    def _declared(self, call: Call) -> list[dict[int, str | None]]:
+        """By array, the axes that were declared as varying."""
+        arrays = zip(call.labels, call.key[1], strict=True)
+        return [self._varying.of(label, len(shape)) for label, shape in arrays]
+
     def sizes(self, call: Call) -> dict[str, int]:
         """The sizes of a call that may vary, by name."""
         shapes = call.key[1]
-        ranks = zip(call.labels, shapes, strict=True)
-        found = common(shapes, shapes, [self._varying.of(n, len(s)) for n, s in ranks])
+        found = common(shapes, shapes, self._declared(call))
         return (found.sizes(shapes) if found is not None else None) or {}
 
     def expect(self, call: Call) -> None:

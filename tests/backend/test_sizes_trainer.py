@@ -349,3 +349,23 @@ def test_dynamic_of_a_trainer_is_checked() -> None:
     for dynamic in ({"z": 1}, {"x": "time"}):
         with pytest.raises(ts.ArgumentError, match=r"(?s)`dynamic`.*expected.*came.*to fix"):
             lone(mlp, regression, dynamic=dynamic).train_on_batch(*batch(4))
+
+
+def test_a_loss_scale_that_is_made_in_a_record_for_all_sizes_is_no_constant() -> None:
+    """Before it is built, Keras's loss-scaling optimizer scales by a Python number."""
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=4.0, dynamic_growth_steps=2
+    )
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    policy = "bucket" if keras.backend.backend() == "jax" else "dynamic"
+    trainer = ts.Trainer(model, optimizer, "mse", shapes=ts.Shapes(policy, background=False))
+    twin = keras.models.clone_model(model)
+    twin.set_weights(model.get_weights())
+    exactly = ts.Trainer(twin, keras.optimizers.SGD(0.1), "mse", shapes="exact")
+    for n in (6, 4, 5, 7, 3):
+        x, y = np.ones((n, 3), "float32"), np.ones((n, 1), "float32")
+        trainer.train_on_batch(x, y)
+        exactly.train_on_batch(x, y)
+    assert float(optimizer.dynamic_scale.value) == 16.0  # doubled after every two steps
+    for mine, right in zip(model.get_weights(), twin.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, right, rtol=1e-5)  # scaling by powers of two is exact
