@@ -125,14 +125,17 @@ class Programs:
 
     def _by_shapes(self, args: Sequence[Any]) -> Any:
         """The short way when sizes vary: looked up by the shapes of the arguments."""
-        way = self._ways.get(_shapes(args))
+        shapes = _shapes(args)
+        way = self._ways.get(shapes)
         if way is None:
             return MISS
         short, program, served = way
-        if served is not None and not served.goes_on():
-            return MISS
-        program.used = next(_clock)
-        return short(args)
+        result = short(args)
+        if result is not MISS:
+            program.used = next(_clock)
+            if served is not None and not served.goes_on():
+                self._ways.pop(shapes, None)  # the next call of these shapes may compile
+        return result
 
     def serve(self, key: Key, served: Served) -> None:
         """Lets a program of a family serve calls of this key."""
