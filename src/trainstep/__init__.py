@@ -10,8 +10,13 @@ from trainstep._errors import ArgumentError as ArgumentError
 from trainstep._errors import ControlFlowError as ControlFlowError
 from trainstep._errors import ForeignTraceError as ForeignTraceError
 from trainstep._errors import GradientError as GradientError
+from trainstep._errors import NonFiniteError as NonFiniteError
 from trainstep._errors import RetraceLimitError as RetraceLimitError
+from trainstep._errors import SideEffectError as SideEffectError
+from trainstep._errors import SideEffectWarning as SideEffectWarning
 from trainstep._errors import SizesWarning as SizesWarning
+from trainstep._errors import StaleCaptureError as StaleCaptureError
+from trainstep._errors import StaleCaptureWarning as StaleCaptureWarning
 from trainstep._errors import StateError as StateError
 from trainstep._errors import TrainstepError as TrainstepError
 from trainstep._function import Function as Function
@@ -40,10 +45,15 @@ __all__ = [
     "Inspection",
     "Ledger",
     "Logs",
+    "NonFiniteError",
     "RetraceLimitError",
     "Shapes",
+    "SideEffectError",
+    "SideEffectWarning",
     "SizesWarning",
     "Spec",
+    "StaleCaptureError",
+    "StaleCaptureWarning",
     "StateError",
     "TraceEvent",
     "Trainer",

@@ -29,6 +29,7 @@ from trainstep._ledger import TraceEvent, advice
 from trainstep._outputs import Build, take_out
 from trainstep._parameters import Parameters
 from trainstep._pattern import Pattern, enlarged, with_sizes
+from trainstep._policies import Policies
 from trainstep._program import Program
 from trainstep._shapes import Shapes, Varying
 from trainstep._sharing import shared
@@ -53,6 +54,7 @@ class Compiler:
         *,
         engine: Engine,
         options: Options,
+        policies: Policies,
         shapes: Shapes,
         dynamic: Mapping[str, Any] | None,
         signature: Sequence[Any] | None,
@@ -68,11 +70,12 @@ class Compiler:
         if self._declared is not None:
             self._declared.tell_sizes(varying)
         described = (self._declared and repr(self._declared), repr(dynamic), repr(shapes))
-        settings = (options, engine.name, max_traces, *described)
+        settings = (options, policies, engine.name, max_traces, *described)
         self.programs, self.ledger = shared(fn, name, shapes.max_programs, settings)
         self._fn = fn
         self._engine = engine
         self._options = options
+        self._policies = policies
         self._check = check
         self._max_traces = max_traces
         self._sized = Sized(

@@ -6,8 +6,13 @@
     ├── ControlFlowError     Python asked for the value of a tensor while a step was traced
     ├── ForeignTraceError    a function called inside another compiler's trace
     ├── GradientError        a differentiation that cannot be made
-    └── StateError           a variable written where its value cannot leave
+    ├── StateError           a variable written where its value cannot leave
+    ├── SideEffectError      Python in a step that would run while tracing and never again
+    ├── StaleCaptureError    a value that a step took from around it has changed since
+    └── NonFiniteError       a loss or gradients that are not finite; nothing was changed
     SizesWarning             sizes that vary cost a program each, and why
+    SideEffectWarning        what a SideEffectError says, and the step goes on
+    StaleCaptureWarning      what a StaleCaptureError says, and the step goes on
 
 A message is one line of fact, then what came, what was expected, and the cure.
 """
@@ -114,6 +119,26 @@ class StateError(TrainstepError):
             "`keras.ops` call"
         )
         self.variable = variable
+
+
+class SideEffectError(TrainstepError):
+    """Python in a step would run while it is traced, and never again."""
+
+
+class StaleCaptureError(TrainstepError):
+    """A value that a step took from around it while it was traced has changed since."""
+
+
+class NonFiniteError(TrainstepError):
+    """The loss or a gradient was not finite; every variable is as it was."""
+
+
+class SideEffectWarning(UserWarning):
+    """Python in a step ran while it was traced, and never will again."""
+
+
+class StaleCaptureWarning(UserWarning):
+    """A value that a step took from around it while it was traced has changed since."""
 
 
 class SizesWarning(UserWarning):

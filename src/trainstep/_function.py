@@ -22,6 +22,8 @@ from trainstep._declared import check_largest, filled_with_zeros
 from trainstep._engines import Engine, Options
 from trainstep._errors import ArgumentError, SizesWarning
 from trainstep._hit import hit
+from trainstep._policies import Policies
+from trainstep._policies import policies as checked_policies
 from trainstep._program import MISS, Program
 from trainstep._shapes import Shapes, policy
 from trainstep._state import current_scope
@@ -48,6 +50,7 @@ class Function(Generic[P, R]):
         options: Options | None = None,
         shapes: Shapes | str = "auto",
         dynamic: Mapping[str, Any] | None = None,
+        policies: Policies | None = None,
         engine: Engine | None = None,
         inlined: Callable[P, R] | None = None,
         check: Callable[..., None] | None = None,
@@ -59,6 +62,7 @@ class Function(Generic[P, R]):
         self.__name__: str = name or str(getattr(inner, "__name__", type(inner).__name__))
         self._fn, self._signature, self._dynamic = fn, signature, dynamic
         self._options = options or Options()
+        self._policies = policies or Policies()
         self._inlined = inlined or fn  # what a call inside another step runs
         self._engine = engine or _engines.current()
         self._compiler = Compiler(
@@ -66,6 +70,7 @@ class Function(Generic[P, R]):
             fn,
             engine=self._engine,
             options=self._options,
+            policies=self._policies,
             shapes=policy(shapes, self._engine),
             dynamic=dynamic,
             signature=signature,
@@ -227,6 +232,9 @@ def function(
     dynamic: Mapping[str, Any] | None = None,
     donate: bool = True,
     optimize: str = "auto",
+    side_effects: str = "warn",
+    captures: str = "retrace",
+    nan_policy: str | None = None,
     engine: Engine | None = None,
 ) -> Function[P, R]: ...
 @overload
@@ -240,6 +248,9 @@ def function(
     dynamic: Mapping[str, Any] | None = None,
     donate: bool = True,
     optimize: str = "auto",
+    side_effects: str = "warn",
+    captures: str = "retrace",
+    nan_policy: str | None = None,
     engine: Engine | None = None,
 ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 def function(
@@ -252,6 +263,9 @@ def function(
     dynamic: Mapping[str, Any] | None = None,
     donate: bool = True,
     optimize: str = "auto",
+    side_effects: str = "warn",
+    captures: str = "retrace",
+    nan_policy: str | None = None,
     engine: Engine | None = None,
 ) -> Any:
     """Compiles a step: a Python function that reads and writes Keras variables.
@@ -279,6 +293,14 @@ def function(
             torch graph), `"full"` its thorough one (XLA, inductor), which takes longer to compile
             and is not faster on every model; `"measure"` tries both on the first calls and keeps
             the faster; `"auto"` is the quick one. JAX has only one.
+        side_effects: About Python that runs while the step is traced and never again (`print`,
+            `random`, a list that is appended to): `"warn"`, `"raise"` or `"allow"`.
+        captures: About a value that the step took from around it (a global, an attribute, a
+            closure variable) and that has changed since: `"retrace"`, `"warn"`, `"raise"` or
+            `"ignore"`.
+        nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves every
+            variable as it was, and counts it (`f.skipped`); `"raise"` does so and raises a
+            `NonFiniteError`. None: the numbers go where they go.
         engine: For tests; the current Keras backend by default.
 
     Returns:
@@ -294,6 +316,7 @@ def function(
         >>> float(add(np.ones(3))), float(add(np.ones(3))), add.trace_count
         (3.0, 6.0, 1)
     """
+    policies = checked_policies("trainstep.function", side_effects, captures, nan_policy)
     choices = ("auto", "trace", "full", "measure")
     if optimize not in choices:
         raise ArgumentError(
@@ -313,6 +336,7 @@ def function(
             options=Options(donate=donate, optimize=optimize),
             shapes=shapes,
             dynamic=dynamic,
+            policies=policies,
             engine=engine,
         )
 

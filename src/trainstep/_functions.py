@@ -18,6 +18,7 @@ from trainstep._ledger import Events, merged
 from trainstep._logs import Logs, LogsAt
 from trainstep._optimizer import make_known
 from trainstep._parameters import Parameters
+from trainstep._policies import Policies
 from trainstep._recipe import Recipe
 from trainstep._shapes import Shapes
 from trainstep._step import Steps
@@ -36,6 +37,7 @@ class Settings:
     check_values: bool
     shapes: Shapes | str
     dynamic: Mapping[str, Any] | None
+    policies: Policies
 
 
 class Functions:
@@ -114,6 +116,7 @@ class Functions:
             options=Options(optimize=self._settings.optimize, repeat=repeat),
             shapes=self._settings.shapes,
             dynamic={n: axes for n, axes in dynamic.items() if n in Parameters(fn).names},
+            policies=self._settings.policies,
             inlined=inlined,
             check=check,
         )

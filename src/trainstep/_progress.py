@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from trainstep._errors import ArgumentError
+
 _INTERVAL = 0.1  # seconds between two drawings
 
 
@@ -130,6 +132,19 @@ class Bar(Progress):
 
     def __exit__(self, *exception: object) -> None:
         self._close()
+
+
+def shown(
+    progress: bool | str, model: Any, epochs: int, retraces: Callable[[], tuple[int, str]]
+) -> Progress:
+    """What a user asked to see."""
+    if progress not in (True, False, "lines"):
+        raise ArgumentError(
+            "Trainer", "progress", "True, False or 'lines'", repr(progress), "pass one of them"
+        )
+    if not progress:
+        return Progress(model)
+    return Bar(model, epochs, retraces, lines=progress == "lines")
 
 
 def _number(value: Any) -> str:

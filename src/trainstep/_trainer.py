@@ -14,13 +14,13 @@ from trainstep import _loop
 from trainstep._batch import check_positive, class_table, unpacked
 from trainstep._callbacks import Callbacks
 from trainstep._data import Feed, apart, feed, split
-from trainstep._errors import ArgumentError
 from trainstep._fetch import flat_names
 from trainstep._functions import Functions, Settings, StepRunner
 from trainstep._inspect import Inspection, report, zeros_for
 from trainstep._ledger import Events
 from trainstep._logs import Logs
-from trainstep._progress import Bar, Progress
+from trainstep._policies import policies
+from trainstep._progress import Progress, shown
 from trainstep._recipe import Recipe, check_model
 from trainstep._shapes import Shapes, check_dynamic
 from trainstep._state import current_scope
@@ -49,6 +49,13 @@ class Trainer:
         shapes: What batches of varying size cost; see `Shapes`.
         dynamic: The axes that vary besides the batch, for example `{"x": 1}` for sequences.
         check_values: Whether the first batch of each kind is searched for NaN.
+        side_effects: About Python in the model or the loss that runs only while tracing; see
+            `trainstep.function`.
+        captures: About values that the model or the loss took from around it, and that have
+            changed since; see `trainstep.function`.
+        nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves weights,
+            slots and metrics as they were, and counts it (`trainer.skipped`); `"raise"` does so
+            and raises a `NonFiniteError`.
 
     Example:
         >>> import keras, numpy as np, trainstep as ts
@@ -76,7 +83,11 @@ class Trainer:
         shapes: Shapes | str = "auto",
         dynamic: Mapping[str, Any] | None = None,
         check_values: bool = True,
+        side_effects: str = "warn",
+        captures: str = "retrace",
+        nan_policy: str | None = None,
     ) -> None:
+        chosen = policies("Trainer", side_effects, captures, nan_policy)
         check_model(model)
         check_dynamic("Trainer", dynamic, ("x", "y", "sample_weight"))
         check_positive("Trainer", clip_norm=clip_norm, accumulate=accumulate, max_traces=max_traces)
@@ -93,9 +104,8 @@ class Trainer:
             clip_norm=clip_norm,
             accumulate=accumulate,
         )
-        self._functions = Functions(
-            model, self._recipe, Settings(optimize, max_traces, check_values, shapes, dynamic)
-        )
+        settings = Settings(optimize, max_traces, check_values, shapes, dynamic, chosen)
+        self._functions = Functions(model, self._recipe, settings)
         self._train = self._functions.step("train").shortcut()
         self._test = self._functions.step("test").shortcut()
         self._predict = self._functions.step("predict")
@@ -389,17 +399,7 @@ class Trainer:
         )
 
     def _bar(self, progress: bool | str, epochs: int) -> Progress:
-        if progress not in (True, False, "lines"):
-            raise ArgumentError(
-                "Trainer",
-                "progress",
-                "True, False or 'lines'",
-                repr(progress),
-                "pass one of them",
-            )
-        if not progress:
-            return Progress(self.model)
-        return Bar(self.model, epochs, self._functions.retraces, lines=progress == "lines")
+        return shown(progress, self.model, epochs, self._functions.retraces)
 
     def is_of_this_compilation(self) -> bool:
         """Whether the model was not compiled again since."""

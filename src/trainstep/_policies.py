@@ -1,0 +1,40 @@
+"""What a function does about Python that cannot be part of a program, and about bad numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainstep._errors import ArgumentError
+
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "side_effects": ("warn", "raise", "allow"),
+    "captures": ("retrace", "warn", "raise", "ignore"),
+    "nan_policy": (None, "raise", "skip"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """What to do about each.
+
+    Attributes:
+        side_effects: About Python that runs while tracing and never again.
+        captures: About a value that was read while tracing and has changed since.
+        nan_policy: About a loss or gradients that are not finite; None: nothing.
+    """
+
+    side_effects: str = "warn"
+    captures: str = "retrace"
+    nan_policy: str | None = None
+
+
+def policies(function: str, side_effects: str, captures: str, nan_policy: str | None) -> Policies:
+    """The policies, if each is one that there is."""
+    chosen = Policies(side_effects, captures, nan_policy)
+    for name, choices in _CHOICES.items():
+        came = getattr(chosen, name)
+        if came not in choices:
+            raise ArgumentError(
+                function, name, " or ".join(map(repr, choices)), repr(came), "pass one of them"
+            )
+    return chosen
