@@ -20,9 +20,9 @@ from trainstep._bound import BoundFunction
 from trainstep._compiler import Compiler
 from trainstep._declared import check_largest, filled_with_zeros
 from trainstep._engines import Engine, Options
-from trainstep._errors import ArgumentError, SizesWarning
+from trainstep._errors import SizesWarning
 from trainstep._hit import hit
-from trainstep._policies import Policies
+from trainstep._policies import OPTIMIZE, Policies, check_choice
 from trainstep._policies import policies as checked_policies
 from trainstep._program import MISS, Program
 from trainstep._shapes import Shapes, policy
@@ -317,15 +317,7 @@ def function(
         (3.0, 6.0, 1)
     """
     policies = checked_policies("trainstep.function", side_effects, captures, nan_policy)
-    choices = ("auto", "trace", "full", "measure")
-    if optimize not in choices:
-        raise ArgumentError(
-            "trainstep.function",
-            "optimize",
-            " or ".join(map(repr, choices)),
-            repr(optimize),
-            "pass one of them",
-        )
+    check_choice("trainstep.function", "optimize", optimize, OPTIMIZE)
 
     def decorate(fn: Callable[P, R]) -> Function[P, R]:
         return Function(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainstep._errors import ArgumentError
 
+OPTIMIZE = ("auto", "trace", "full", "measure")
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "side_effects": ("warn", "raise", "allow"),
     "captures": ("retrace", "warn", "raise", "ignore"),
@@ -32,9 +34,12 @@ def policies(function: str, side_effects: str, captures: str, nan_policy: str | 
     """The policies, if each is one that there is."""
     chosen = Policies(side_effects, captures, nan_policy)
     for name, choices in _CHOICES.items():
-        came = getattr(chosen, name)
-        if came not in choices:
-            raise ArgumentError(
-                function, name, " or ".join(map(repr, choices)), repr(came), "pass one of them"
-            )
+        check_choice(function, name, getattr(chosen, name), choices)
     return chosen
+
+
+def check_choice(function: str, name: str, came: object, choices: Sequence[object]) -> None:
+    """Refuses an argument that is none of the choices there are."""
+    if came not in choices:
+        expected = " or ".join(map(repr, choices))
+        raise ArgumentError(function, name, expected, repr(came), "pass one of them")
