@@ -10,38 +10,40 @@ The programs of a record for sizes that vary are made in `_sized`.
 
 from __future__ import annotations
 
-import re
+import functools
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from trainstep import _site
+from trainstep._advice import OFTEN, trace_advice
 from trainstep._arguments import Arguments, Key
-from trainstep._control import traced_control_flow
 from trainstep._declared import Declared
 from trainstep._domain import domain_of
 from trainstep._engines import Engine, Executable, Options, Refused, Sizes, Traced
-from trainstep._errors import ControlFlowError, RetraceLimitError, TrainstepError
+from trainstep._errors import RetraceLimitError, StaleCaptureWarning
 from trainstep._family import Family
-from trainstep._ledger import TraceEvent, advice
-from trainstep._outputs import Build, take_out
+from trainstep._ledger import TraceEvent
 from trainstep._parameters import Parameters
-from trainstep._pattern import Pattern, enlarged, with_sizes
+from trainstep._pattern import Pattern, with_sizes
 from trainstep._policies import Policies
 from trainstep._program import Program
 from trainstep._shapes import Shapes, Varying
 from trainstep._sharing import shared
 from trainstep._signature import Change, Signature, nearest
 from trainstep._sized import Call, Sized
-from trainstep._state import Recorder, deferred_constants
+from trainstep._tracing import Record, Tracer
 from trainstep._tuning import Tuned
-from trainstep._watch import Watch
 
 # One trace at a time: tracing builds layers and runs the user's Python, which is not ours to
 # run twice at once. Hits do not take it.
 _tracing = threading.RLock()
+
+
+_OFTEN = 3  # new values of one name
 
 
 class Compiler:
@@ -59,6 +61,7 @@ class Compiler:
         dynamic: Mapping[str, Any] | None,
         signature: Sequence[Any] | None,
         check: Callable[..., None] | None,
+        uses: Callable[[], Sequence[Any]],
         max_traces: int | None,
     ) -> None:
         self.name = name
@@ -71,12 +74,22 @@ class Compiler:
             self._declared.tell_sizes(varying)
         described = (self._declared and repr(self._declared), repr(dynamic), repr(shapes))
         settings = (options, policies, engine.name, max_traces, *described)
+        self.cells: Any = _closure(fn)
         self.programs, self.ledger = shared(fn, name, shapes.max_programs, settings)
-        self._fn = fn
         self._engine = engine
         self._options = options
-        self._policies = policies
+        self._tracer = Tracer(
+            name,
+            fn,
+            self.parameters,
+            self.arguments,
+            engine=engine,
+            options=options,
+            policies=policies,
+            uses=uses,
+        )
         self._check = check
+        self._values: dict[str, set[str]] = {}  # of what the step took from around it
         self._max_traces = max_traces
         self._sized = Sized(
             name,
@@ -86,6 +99,7 @@ class Compiler:
             programs=self.programs,
             ledger=self.ledger,
             one_trace=max_traces == 1,
+            cells=self.cells,
         )
 
     def flatten(self, values: Sequence[Any]) -> tuple[Key, list[Any]]:
@@ -108,7 +122,7 @@ class Compiler:
             return program
         with _tracing:
             # Another thread may have been faster.
-            program = self.programs.find(key) or self._sized.find(key)
+            program = self.programs.find(key, self.cells) or self._sized.find(key)
             if program is not None:
                 return program
             call = self._describe(values, key, leaves, site)
@@ -122,7 +136,7 @@ class Compiler:
             call = self._describe(values, key, leaves, site)
             if smaller:
                 self._sized.expect(call)
-            known = self.programs.find(key) or self._sized.find(key)
+            known = self.programs.find(key, self.cells) or self._sized.find(key)
             if known is None or smaller:
                 _ = self._sized.compiled(call) or self._traced(call)
             if smaller:
@@ -165,19 +179,19 @@ class Compiler:
         self._check_limit(event)
         started = time.perf_counter()
         try:
-            recorder, traced, build = self._trace(call, pattern, first)
+            record = self._tracer.trace(call, pattern, first)
         except Refused as refusal:
             self.ledger.record(replace(event, trace_seconds=_since(started)))
             self._sized.refuse(call, pattern, refusal)
             return False
-        event = replace(event, trace_seconds=_since(started), **_touched(traced))
-        watch = Watch(recorder.layers.values(), traced.reads, traced.writes)
+        event = replace(event, trace_seconds=_since(started), **_touched(record))
+        traced, watch = record.traced, record.watch
         family = Family(
-            index=self.ledger.record(event, signature.with_flags(watch.parts())),
+            index=self.ledger.record(event, signature.with_found(watch.parts(self.cells))),
             compiler="python" if traced.uncompiled else self._engine.compilers[0],
             pattern=pattern,
             traced=traced,
-            build=build,
+            build=record.build,
             watch=watch,
             domain=domain_of([*traced.reads, *traced.writes]),
             buckets=self._sized.buckets(pattern, first),
@@ -191,7 +205,9 @@ class Compiler:
         signature, event = self._announce(call, None)
         self._check_limit(event)
         program, event = self._make(call, event)
-        program.index = self.ledger.record(event, signature.with_flags(program.watch.parts()))
+        program.index = self.ledger.record(
+            event, signature.with_found(program.watch.parts(self.cells))
+        )
         gone = self.programs.add(call.key, program, self.arguments.objects(call.values))
         self._sized.tell_evicted(gone, call.site)
         self._sized.remember(call, call.key[1])
@@ -203,12 +219,12 @@ class Compiler:
 
     def _announce(self, call: Call, pattern: Pattern | None) -> tuple[Signature, TraceEvent]:
         """What this call is, and how it differs from the calls before, ahead of the trace."""
-        flags = {p.label: p for watch in self.programs.watches() for p in watch.parts()}
+        flags = {p.label: p for watch in self.programs.watches() for p in watch.parts(self.cells)}
         signature = Signature([*call.parts, *flags.values()])
         index, changes = nearest(signature, self.ledger.signatures)
         if pattern is not None:
             signature = Signature([*with_sizes(call.parts, pattern), *flags.values()])
-        texts = [change.text for change in changes]
+        texts = [self._told(change, index) for change in changes]
         against = "" if pattern is not None else self._sized.against(call)
         if index is not None and not texts:
             texts = ["the earlier program was dropped"]
@@ -222,18 +238,38 @@ class Compiler:
             changes=tuple(texts),
             nearest=None if index is None else index + 1,
             site=call.site,
-            advice=self._sized.advice(pattern, against) or advice(changes),
+            advice=self._sized.advice(pattern, against)
+            or trace_advice(change.kind for change in changes),
         )
         return signature, event
 
+    def _told(self, change: Change, index: int | None) -> str:
+        """A change in words; one of a value around the step with the call that saw the old one.
+
+        The third new value of one name is worth a warning: this could go on at every step.
+        """
+        if change.kind != "capture" or index is None:
+            return change.text
+        values = self._values.setdefault(change.text.partition(": ")[0], set())
+        values.add(change.text)
+        if len(values) == _OFTEN:
+            values.add("")  # told once
+            message = (
+                f"`{self.name}`: {change.text}, once more.\n"
+                f"  what happens: {OFTEN.happens}\n"
+                f"  to fix:       {OFTEN.cure}"
+            )
+            warnings.warn(message, StaleCaptureWarning, stacklevel=_site.depth())
+        return f"{change.text} (since the call at {self.ledger[index].site})"
+
     def _make(self, call: Call, event: TraceEvent) -> tuple[Program, TraceEvent]:
         started = time.perf_counter()
-        recorder, traced, build = self._trace(call)
+        record = self._tracer.trace(call)
+        traced = record.traced
         traced_at, hits = time.perf_counter(), self._engine.disk_hits()
         compiler, executable = self._build(traced, event.index)
-        watch = Watch(recorder.layers.values(), traced.reads, traced.writes)
         domain = domain_of([*traced.reads, *traced.writes])
-        program = Program(event.index, executable, build, watch, domain)
+        program = Program(event.index, executable, record.build, record.watch, domain)
         return program, replace(
             event,
             trace_seconds=traced_at - started,
@@ -241,67 +277,8 @@ class Compiler:
             from_disk=self._engine.disk_hits() > hits,
             compiler=compiler,
             advice=_uncompiled_advice(traced.uncompiled) if traced.uncompiled else event.advice,
-            **_touched(traced),
+            **_touched(record),
         )
-
-    def _trace(
-        self, call: Call, pattern: Pattern | None = None, first: Sizes | None = None
-    ) -> tuple[Recorder, Traced, Build]:
-        """Runs the user's Python, for the shapes of a call or for all that fit a pattern."""
-        found = self._trace_once(call, pattern, first)
-        if any(v.name == "dynamic_scale" for v in found[0].created):
-            # Before it is built, Keras's loss-scaling optimizer scales by a Python number,
-            # which is in the trace now, and afterwards by this variable. Once more, then.
-            found = self._trace_once(call, pattern, first)
-        return found
-
-    def _trace_once(
-        self, call: Call, pattern: Pattern | None, first: Sizes | None
-    ) -> tuple[Recorder, Traced, Build]:
-        """Runs the user's Python once.
-
-        Raises:
-            Refused: If there is a pattern, and anything else goes wrong. A mistake of the user's
-                comes up again when the call is traced for its shapes alone.
-        """
-        recorder = Recorder(self._engine.place)
-        builds: list[Build] = []
-        values = call.values
-        objects = self.arguments.objects(values)
-        leaves, axes = call.leaves, None
-        if pattern is not None:
-            leaves, axes = enlarged(leaves, pattern, first or {}), pattern.axes
-
-        def step(tensors: Sequence[Any]) -> list[Any]:
-            arguments = self.arguments.rebuild(values, iter(tensors))
-            result = self.parameters.call(self._fn, arguments)
-            outputs, build = take_out(result, self._engine.is_tensor, objects)
-            builds.append(build)
-            return outputs
-
-        try:
-            with traced_control_flow(by_value=self._engine.branches_by_value), deferred_constants():
-                traced = self._engine.trace(step, leaves, recorder, self._options, axes)
-        except (TrainstepError, Refused) as error:
-            if pattern is None or isinstance(error, Refused):
-                raise
-            raise Refused(_first_line(error)) from error
-        except Exception as error:
-            if pattern is not None:
-                raise Refused(_first_line(error)) from error
-            asked = self._asks_for_a_value(error)
-            if asked is None:
-                raise
-            where = _site.raised_at(asked.__traceback__)
-            raise ControlFlowError(self.name, *where) from error
-        return recorder, traced, builds[-1]
-
-    def _asks_for_a_value(self, error: BaseException) -> BaseException | None:
-        """The error behind `error` that asked for a value: Keras wraps some in others."""
-        found: BaseException | None = error
-        while found is not None and not self._engine.asks_for_a_value(found):
-            found = found.__context__
-        return found
 
     def _build(self, traced: Traced, index: int) -> tuple[str, Executable]:
         """Compiles a recorded step with the compiler asked for, or with each, to be measured."""
@@ -324,25 +301,20 @@ def _uncompiled_advice(culprit: str) -> str:
     return f"runs as Python at every call, uncompiled: this engine cannot record {culprit}"
 
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def _touched(traced: Traced) -> dict[str, Any]:
+def _touched(record: Record) -> dict[str, Any]:
     return {
-        "reads": tuple(v.path for v in traced.reads),
-        "writes": tuple(v.path for v in traced.writes),
+        "reads": tuple(v.path for v in record.traced.reads),
+        "writes": tuple(v.path for v in record.traced.writes),
+        "effects": record.effects,
     }
+
+
+def _closure(fn: Any) -> Any:
+    """The cells of a function, behind what is wrapped around it."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__closure__", None) or ()
 
 
 def _since(moment: float) -> float:
     return time.perf_counter() - moment
-
-
-def _first_line(error: BaseException) -> str:
-    """What went wrong, in one line, of the error that others were raised from."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
-        return lines[1]  # Keras puts the layer's name first
-    return lines[0] if lines else type(error).__name__

@@ -54,6 +54,7 @@ class Function(Generic[P, R]):
         engine: Engine | None = None,
         inlined: Callable[P, R] | None = None,
         check: Callable[..., None] | None = None,
+        uses: Callable[[], Sequence[Any]] = list,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         inner: Any = fn
@@ -75,16 +76,17 @@ class Function(Generic[P, R]):
             dynamic=dynamic,
             signature=signature,
             check=check,
+            uses=uses,
             max_traces=max_traces,
         )
         self.ledger = self._compiler.ledger
         self._idle = self._engine.idle
         self._bind = self._compiler.parameters.bind
         self._flatten = self._compiler.flatten
-        self._programs = self._compiler.programs
+        self._programs, self._cells = self._compiler.programs, self._compiler.cells
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = MISS if kwargs else self._programs.hit(args)
+        result: R = MISS if kwargs else self._programs.hit(args, self._cells)
         return self._call(args, kwargs) if result is MISS else result
 
     def _call(self, args: Any, kwargs: Any) -> R:
@@ -95,7 +97,7 @@ class Function(Generic[P, R]):
             return self._inlined(*args, **kwargs)
         values = self._bind(args, kwargs)
         key, leaves = self._flatten(values)
-        program = self._programs.find(key)
+        program = self._programs.find(key, self._cells)
         if program is None:
             return self._first_run(self._compiler.program(values), leaves)
         if values is args:
@@ -114,10 +116,10 @@ class Function(Generic[P, R]):
 
     def shortcut(self) -> Callable[[Any], R]:
         """The function of a tuple of arguments, one Python frame nearer to its programs."""
-        programs, call = self._programs, self._call
+        programs, call, cells = self._programs, self._call, self._cells
 
         def run(args: Any) -> R:
-            result: R = programs.hit(args)
+            result: R = programs.hit(args, cells)
             return call(args, {}) if result is MISS else result
 
         return run
@@ -194,7 +196,12 @@ class Function(Generic[P, R]):
         grid = {name: (2 * size,) for name, size in sizes.items()}
         shapes = Shapes(policy, grid=grid, background=False)
         make = functools.partial(
-            Function, fn, signature=self._signature, options=options, engine=self._engine
+            Function,
+            fn,
+            signature=self._signature,
+            options=options,
+            policies=Policies("allow", "ignore"),
+            engine=self._engine,
         )
         exact: Any = make(shapes="exact")
         varying: Any = make(shapes=shapes, dynamic=dynamic)

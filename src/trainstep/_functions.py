@@ -119,6 +119,7 @@ class Functions:
             policies=self._settings.policies,
             inlined=inlined,
             check=check,
+            uses=self._recipe.used,
         )
 
     def _check(self, method: str, *, targets: bool, values: bool = True) -> Callable[..., None]:

@@ -24,7 +24,7 @@ if getattr(scopes, "stateless_scope", None) is not None or not idle() or len(arg
 {arguments} = args
 if {differ}:
     return MISS
-domain = program.domain
+{stale}domain = program.domain
 with domain.lock:
     # A domain that was merged into another protects nothing: the long way finds the other.
     if domain.parent is not None:
@@ -36,6 +36,14 @@ with domain.lock:
         return MISS
 {run}
 return {build}
+"""
+
+
+_STALE = """try:
+    if {changed}:
+        return MISS
+except Exception:  # something that the step read is gone
+    return MISS
 """
 
 
@@ -73,17 +81,23 @@ def _written(program: Program, args: Sequence[Any], arguments: Arguments) -> Hit
             return None
     if not differ:
         return None
+    stale = program.watch.captures.source
     flags, run, build = program.watch.source, _run(program, arrays), program.build.source
     text = _HIT.format(
         count=len(args),
         arguments="".join(f"a{index}, " for index in range(len(args))),
         differ=" or ".join(differ),
+        stale=_STALE.format(changed=stale.text) if stale.text else "",
         flags=flags.text,
         run=textwrap.indent(run.text, "    "),
         build=build.text,
     )
     names |= {"MISS": MISS, "scopes": scopes, "idle": arguments.engine.idle, "program": program}
-    return define("hit(args)", text, {**names, **flags.names, **run.names, **build.names})
+    return define(
+        "hit(args, cells)",
+        text,
+        {**names, **stale.names, **flags.names, **run.names, **build.names},
+    )
 
 
 def _run(program: Program, arrays: dict[str, Any]) -> Source:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
-from trainstep._signature import Change, Signature
+from trainstep._signature import Signature
 
 log = logging.getLogger("trainstep")
 
@@ -39,6 +39,7 @@ class TraceEvent:
         kind: `"trace"`: the user's Python was run. `"bucket"`: what a trace recorded for sizes
             that vary was compiled for some. `"refused"`: a trace cannot serve other sizes.
             `"evicted"`: a program was dropped.
+        effects: What the step did in Python that it will not do again, each with its line.
         from_disk: Whether the program came from the engine's cache on disk.
     """
 
@@ -56,6 +57,7 @@ class TraceEvent:
     advice: str = ""
     kind: str = "trace"
     from_disk: bool = False
+    effects: tuple[str, ...] = ()
 
     @property
     def runs_python(self) -> bool:
@@ -69,31 +71,6 @@ class TraceEvent:
 
     def __str__(self) -> str:
         return f"{self.function} #{self.index} at {self.site}: {self.reason}"
-
-
-_ADVICE = {
-    "array": (
-        "a program of its own: declare axes whose size varies (`dynamic=`, or None in a `Spec`), "
-        "and convert to one dtype before the call"
-    ),
-    "number": "pass a number of one type: an int and a float are different programs",
-    "static": "a bool, string, None or enum is part of the program: one trace per value",
-    "object": (
-        "an object is part of the program: pass the same one, or expect one trace for each; "
-        "create models, optimizers and functions outside the loop"
-    ),
-    "structure": "keep one structure: an optional argument that comes and goes costs a program",
-    "flag": "freezing is part of the program: one trace per pattern; going back reuses the first",
-}
-
-
-def advice(changes: Sequence[Change]) -> str:
-    """One line on what to do about the changes; the first kind found in order of cost."""
-    kinds = {change.kind for change in changes}
-    for kind in ("object", "structure", "array", "number", "static", "flag"):
-        if kind in kinds:
-            return _ADVICE[kind]
-    return "nothing: the first trace is needed"
 
 
 class Events(Sequence[TraceEvent]):
@@ -198,7 +175,7 @@ def _table(title: str, events: Sequence[TraceEvent]) -> str:
         compiler = "disk" if e.from_disk else e.compiler or "compile"
         seconds = f"trace {e.trace_seconds:.2f}\n{compiler} {e.compile_seconds:.2f}"
         variables = f"{len(e.reads)} read\n{len(e.writes)} written"
-        why = f"{e.reason}\n({e.signature})"
+        why = "\n".join([e.reason, f"({e.signature})", *e.effects])
         number = str(e.index) if e.kind == "trace" else f"{e.index}\n{e.kind}"
         cells = [number, e.function, e.site, why, seconds, variables, e.advice]
         table.add_row(*map(Text, cells))  # a Text: no part of a signature is taken for markup

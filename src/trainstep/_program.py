@@ -25,7 +25,7 @@ from trainstep._watch import Watch
 if TYPE_CHECKING:
     from trainstep._family import Family, Served
 
-Hit = Callable[[Sequence[Any]], Any]
+Hit = Callable[[Sequence[Any], Any], Any]
 _clock = itertools.count()
 _REMEMBERED = 4096  # shapes whose way to a program is kept
 
@@ -79,7 +79,7 @@ class Program:
 MISS: Any = object()  # what the short way to a program says of a call that is not for it
 
 
-def no_hit(args: Sequence[Any]) -> Any:
+def no_hit(args: Sequence[Any], cells: Any) -> Any:
     """The short way when there is none."""
     return MISS
 
@@ -101,14 +101,14 @@ class Programs:
         self.families: dict[tuple[Any, ...], list[Family]] = {}
         self.hit: Hit = no_hit
 
-    def find(self, key: Key) -> Program | None:
-        """The program for this call, if there is one."""
+    def find(self, key: Key, cells: Any) -> Program | None:
+        """The program for this call of a function with this closure, if there is one."""
         for program in self._by_key.get(key, ()):
-            if program.watch.holds():
+            if program.watch.holds(cells):
                 program.used = next(_clock)
                 return program
         served = self._served.get(key)
-        if served is not None and served.program.watch.holds() and served.goes_on():
+        if served is not None and served.program.watch.holds(cells) and served.goes_on():
             served.program.used = next(_clock)
             return served.program
         return None
@@ -123,14 +123,14 @@ class Programs:
         self._ways[_shapes(args)] = (short, program, self._served.get(key))
         self.hit = self._by_shapes
 
-    def _by_shapes(self, args: Sequence[Any]) -> Any:
+    def _by_shapes(self, args: Sequence[Any], cells: Any) -> Any:
         """The short way when sizes vary: looked up by the shapes of the arguments."""
         shapes = _shapes(args)
         way = self._ways.get(shapes)
         if way is None:
             return MISS
         short, program, served = way
-        result = short(args)
+        result = short(args, cells)
         if result is not MISS:
             program.used = next(_clock)
             if served is not None and not served.goes_on():

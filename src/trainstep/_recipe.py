@@ -90,6 +90,14 @@ class Recipe:
             return None
         return sum(each is not None for each in tree.flatten(given))
 
+    def used(self) -> list[Any]:
+        """What was given to train with, for those who want to know what a step depends on."""
+        loss, metrics = self._parts["_compile_loss"], self._parts["_compile_metrics"]
+        given = [loss and loss._user_loss]
+        if metrics is not None:
+            given += [metrics._user_metrics, metrics._user_weighted_metrics]
+        return [self.model, self.optimizer, *tree.flatten(given)]
+
     def unbuilt(self) -> bool:
         """Whether a loss or metric has yet to see its first batch to know what it is."""
         parts = (self._parts["_compile_loss"], self._parts["_compile_metrics"])

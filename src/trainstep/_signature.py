@@ -14,6 +14,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 ABSENT = "absent"
+# What a trace turns out to depend on, besides the arguments.
+_FOUND = ("flag", "capture")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Part:
 
     label: str
     text: str
-    kind: str  # array, number, static, object, structure, flag
+    kind: str  # array, number, static, object, structure, capture, flag
     token: Hashable
 
     def __str__(self) -> str:
@@ -41,19 +43,19 @@ class Change:
 
 
 class Signature:
-    """The parts of one call, in the order of the arguments, flags last."""
+    """The parts of one call, in the order of the arguments; then what the trace depends on."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.parts = {part.label: part for part in parts}
 
     def __str__(self) -> str:
-        shown = [str(p) for p in self.parts.values() if p.kind != "flag"]
+        shown = [str(p) for p in self.parts.values() if p.kind not in _FOUND]
         return ", ".join(shown) or "no arguments"
 
-    def with_flags(self, flags: Iterable[Part]) -> Signature:
-        """The same call with the flags that the trace turned out to depend on."""
-        kept = [p for p in self.parts.values() if p.kind != "flag"]
-        return Signature([*kept, *flags])
+    def with_found(self, found: Iterable[Part]) -> Signature:
+        """The same call with the flags and values that the trace turned out to depend on."""
+        kept = [p for p in self.parts.values() if p.kind not in _FOUND]
+        return Signature([*kept, *found])
 
     def changes(self, earlier: Signature) -> list[Change]:
         """What is different here, part by part."""
@@ -66,8 +68,8 @@ def _change(old: Part | None, new: Part | None) -> Change | None:
     part = new or old
     assert part is not None
     if old is None or new is None:
-        # A flag that only one of two traces read says nothing about why they differ.
-        if part.kind == "flag":
+        # What only one of two traces read says nothing about why they differ.
+        if part.kind in _FOUND:
             return None
     elif old.token == new.token:
         return None

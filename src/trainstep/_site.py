@@ -6,49 +6,95 @@ over, so that a report names the line its reader can change.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
+import sysconfig
 from collections.abc import Sequence
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 
 _ENGINES = {"jax", "jaxlib", "keras", "numpy", "optree", "tensorflow", "torch", "tree"}
 _PLUMBING = {"concurrent", "contextlib", "functools", "importlib", "runpy", "threading"}
 _LIBRARIES = {"trainstep", "_pytest", "pluggy", *_ENGINES, *_PLUMBING}
+_INSTALLED = ("site-packages", "dist-packages")
+_ROOTS = (
+    os.path.dirname(os.path.abspath(__file__)),
+    *{os.path.abspath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")},
+)
 
 
-def is_users(frame: FrameType) -> bool:
-    """Whether a frame belongs to the user's own code."""
+def is_outside(frame: FrameType) -> bool:
+    """Whether a frame belongs neither to trainstep nor to Keras, an engine or their plumbing."""
     module = frame.f_globals.get("__name__", "")
     frozen = frame.f_code.co_filename.startswith("<frozen")
     return module.partition(".")[0] not in _LIBRARIES and not frozen
 
 
-def _name(filename: str, line: int) -> str:
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame belongs to the user's own code."""
+    return is_outside(frame) and is_users_file(frame.f_code)
+
+
+def is_users_file(code: CodeType) -> bool:
+    """Whether a piece of code was written by the user, and not installed."""
+    return not _is_installed(code.co_filename)
+
+
+def is_users_module(module: ModuleType) -> bool:
+    """Whether a module is the user's; one without a file is a script or a notebook."""
+    file = getattr(module, "__file__", None)
+    root = module.__name__.partition(".")[0]
+    if file is None:
+        return root == "__main__"
+    return root not in _LIBRARIES and not _is_installed(file)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_installed(file: str) -> bool:
+    """Whether a file is part of Python, of an installed package or of trainstep."""
+    if file.startswith("<"):  # "<frozen ...>", but a "<stdin>" or a notebook's cell is the user's
+        return file.startswith(("<frozen", "<__array_function__"))
+    parts = file.replace(os.sep, "/").split("/")
+    return any(name in parts for name in _INSTALLED) or os.path.abspath(file).startswith(_ROOTS)
+
+
+def name(filename: str, line: int) -> str:
     """`train.py:41`: the path relative to here where it is below here, the bare name elsewhere."""
     relative = os.path.relpath(filename)
     return f"{os.path.basename(filename) if relative.startswith('..') else relative}:{line}"
 
 
+def _nearest(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's; if all code is installed, that of no library we know."""
+    start = frame
+    while frame is not None and not is_users(frame):
+        frame = frame.f_back
+    if frame is not None:
+        return frame
+    while start is not None and not is_outside(start):
+        start = start.f_back
+    return start
+
+
 def caller() -> str:
     """The user's line that is calling into trainstep now."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_users(frame):
-            return _name(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return "<unknown>"
+    frame = _nearest(sys._getframe(1))
+    return "<unknown>" if frame is None else name(frame.f_code.co_filename, frame.f_lineno)
 
 
 def here() -> str:
     """The user's line that is calling into trainstep, and its text."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame):
-        frame = frame.f_back
+    frame = _nearest(sys._getframe(1))
     if frame is None:
         return "<unknown>"
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    return f"{_name(file, line)}: `{linecache.getline(file, line).strip()}`"
+    return with_text(frame.f_code.co_filename, frame.f_lineno)
+
+
+def with_text(file: str, line: int) -> str:
+    """`train.py:41: `, and what stands there."""
+    text = linecache.getline(file, line).strip()
+    return f"{name(file, line)}: `{text}`" if text else name(file, line)
 
 
 def is_shown() -> bool:
@@ -65,7 +111,7 @@ def raised_at(traceback: TracebackType | None) -> tuple[str, str]:
         traceback = traceback.tb_next
     if found is None:
         return "<unknown>", ""
-    return _name(*found), linecache.getline(*found).strip()
+    return name(*found), linecache.getline(*found).strip()
 
 
 def depth() -> int:
@@ -90,7 +136,7 @@ def of_error(error: BaseException, frames: Sequence[tuple[str, int]] = ()) -> st
         return innermost
     for file, number in frames:
         if not _is_library(file):
-            return f"{_name(file, number)}: `{linecache.getline(file, number).strip()}`"
+            return with_text(file, number)
     return ""
 
 
@@ -101,13 +147,13 @@ def _is_library(file: str) -> bool:
 
 def _innermost_of_keras(error: BaseException) -> str:
     """Where Keras was, if nothing of the user's is known."""
-    name, found = "", error.__cause__ or error.__context__
+    innermost, found = "", error.__cause__ or error.__context__
     while found is not None:
         traceback = found.__traceback__
         while traceback is not None:
             frame = traceback.tb_frame
             if str(frame.f_globals.get("__name__", "")).startswith("keras.src.layers"):
-                name = f"{frame.f_globals['__name__']}: {frame.f_code.co_qualname}"
+                innermost = f"{frame.f_globals['__name__']}: {frame.f_code.co_qualname}"
             traceback = traceback.tb_next
         found = found.__cause__ or found.__context__
-    return name
+    return innermost

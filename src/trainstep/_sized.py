@@ -65,9 +65,10 @@ class Sized:
         programs: Programs,
         ledger: Ledger,
         one_trace: bool,
+        cells: Any,
     ) -> None:
         self._name, self._shapes, self._varying, self._engine = name, shapes, varying, engine
-        self._programs, self._ledger = programs, ledger
+        self._programs, self._ledger, self._cells = programs, ledger, cells
         # Shapes and patterns of the calls before, and what could not be recorded, by skeleton.
         self._bases: dict[Any, list[Sequence[Sequence[int | str]]]] = {}
         self._refused: dict[Any, dict[Pattern, str]] = {}
@@ -111,7 +112,7 @@ class Sized:
         for family in sorted(families, key=lambda family: len(family.names)):
             sizes = family.pattern.sizes(key[1])
             # An empty array is a case of its own everywhere.
-            if sizes is not None and min(sizes.values()) > 0 and family.watch.holds():
+            if sizes is not None and min(sizes.values()) > 0 and family.watch.holds(self._cells):
                 return family, sizes
         return None, {}
 

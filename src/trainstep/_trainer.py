@@ -401,6 +401,9 @@ class Trainer:
     def _bar(self, progress: bool | str, epochs: int) -> Progress:
         return shown(progress, self.model, epochs, self._functions.retraces)
 
+    def _captured_objects(self) -> list[Any]:
+        return self._recipe.used()
+
     def is_of_this_compilation(self) -> bool:
         """Whether the model was not compiled again since."""
         return self._recipe.tracker is self.model._loss_tracker

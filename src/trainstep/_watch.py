@@ -1,19 +1,22 @@
-"""The flags that a program was compiled for: what is frozen, and in which precision layers compute.
+"""What a program was compiled for besides its arguments: flags, and the values around the step.
 
 Setting `layer.trainable` or `layer.dtype_policy` between calls changes what a step would do, so
-every hit compares them. Layers are held weakly: a program must not keep a model alive.
+every hit compares them; and so it does a number that the step took from around it. Layers are held
+weakly: a program must not keep a model alive.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter, call
 from typing import Any
 
+from trainstep._captures import Captures
 from trainstep._signature import Part
 from trainstep._source import Source, define
 
+Stale = Callable[[list[tuple[str, str, str]]], None]
 _layer_flags = attrgetter("_trainable", "_dtype_policy")
 _variable_flag = attrgetter("_trainable")
 
@@ -21,11 +24,27 @@ _variable_flag = attrgetter("_trainable")
 class Watch:
     """Layers and variables whose flags matter, and the flags that were seen.
 
+    Args:
+        models: The models and layers that the step called.
+        reads: The variables that it read.
+        writes: Those that it wrote.
+        captures: The values that it took from around it.
+        stale: Called with what has changed of those: raises, or lets the program serve on. None:
+            the program does not serve any more.
+
     Attributes:
         source: The expression of the flags as they are now; those seen are its `seen_flags`.
     """
 
-    def __init__(self, models: Iterable[Any], reads: Iterable[Any], writes: Iterable[Any]) -> None:
+    def __init__(
+        self,
+        models: Iterable[Any],
+        reads: Iterable[Any],
+        writes: Iterable[Any],
+        captures: Captures,
+        stale: Stale | None,
+    ) -> None:
+        self.captures, self._stale = captures, stale
         layers: dict[int, Any] = {}
         for model in models:
             for layer in model._flatten_layers():
@@ -55,15 +74,27 @@ class Watch:
         self._seen = self._look()
         self.source = Source(text, names | {"seen_flags": self._seen})
 
-    def holds(self) -> bool:
-        """Whether every flag is as it was at the trace."""
+    def holds(self, cells: Any) -> bool:
+        """Whether all is as it was at the trace; `cells` is the closure of the function."""
         try:
-            return bool(self._look() == self._seen)
+            if self._look() != self._seen:
+                return False
         except AttributeError:  # a layer is gone, and a call that still needs it cannot come here
             return False
+        if self.captures.holds(cells):
+            return True
+        if self._stale is None:
+            return False
+        self._stale(list(self.captures.changes(cells)))
+        self.captures.accept(cells)
+        return True
 
-    def parts(self) -> Iterator[Part]:
-        """The flags as they are now, for a signature."""
+    def parts(self, cells: Any) -> Iterator[Part]:
+        """All of it as it is now, for a signature."""
+        yield from self._flags()
+        yield from self.captures.parts(cells)
+
+    def _flags(self) -> Iterator[Part]:
         owners: dict[int, bool] = {}
         for ref, name in zip(self._layers, self._names, strict=True):
             layer = ref()

@@ -111,7 +111,7 @@ _COMPARING = {dis.opmap["COMPARE_OP"], dis.opmap["CONTAINS_OP"]}
 
 def _line_of(asker: FrameType) -> str:
     """The user's line, if it was the user who asked, not a library for them."""
-    return f" ({_site.here()})" if _site.is_users(asker) else ""
+    return f" ({_site.here()})" if _site.is_outside(asker) else ""
 
 
 _local = threading.local()
@@ -172,7 +172,7 @@ def _stopped(original: Any) -> Any:
     """Stops the user's own Python from looking a size up: the symbol is no number it knows."""
 
     def looked_up(self: Any) -> Any:
-        if _noting() is not None and _site.is_users(sys._getframe(1)):
+        if _noting() is not None and _site.is_outside(sys._getframe(1)):
             raise Refused("Python looks a size that varies up in a dict or set")
         return original(self)
 
@@ -183,7 +183,7 @@ def _stopped_text(original: Any) -> Any:
     """The same for its text, unless that is only shown."""
 
     def text(self: Any) -> Any:
-        users = _noting() is not None and _site.is_users(sys._getframe(1))
+        users = _noting() is not None and _site.is_outside(sys._getframe(1))
         if users and not _site.is_shown():
             raise Refused("Python uses the text of a size that varies")
         return original(self)

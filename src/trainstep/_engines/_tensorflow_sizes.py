@@ -63,7 +63,7 @@ def _guarded(original: Any) -> Any:
 
     def look(self: Any, *args: Any) -> Any:
         found = original(self, *args)
-        users = getattr(_local, "tracing", False) and _site.is_users(sys._getframe(1))
+        users = getattr(_local, "tracing", False) and _site.is_outside(sys._getframe(1))
         if users and _is_unknown(self if isinstance(found, Iterator) else found):
             raise Refused("`shape` of a size that varies; use `keras.ops.shape`")
         return found
@@ -90,7 +90,7 @@ _WHOLE = (
 
 def _guarded_whole(original: Any) -> Any:
     def look(self: Any, *args: Any) -> Any:
-        users = getattr(_local, "tracing", False) and _site.is_users(sys._getframe(1))
+        users = getattr(_local, "tracing", False) and _site.is_outside(sys._getframe(1))
         shapes = [each for each in (self, *args) if isinstance(each, tf.TensorShape)]
         if users and any(map(_is_unknown, shapes)) and not _site.is_shown():
             raise Refused("`shape` of a size that varies; use `keras.ops.shape`")

@@ -158,7 +158,7 @@ def _stopped_text(original: Any) -> Any:
     """Stops the user's own Python from using a size as text, unless that is only shown."""
 
     def text(self: Any) -> Any:
-        users = getattr(_local, "recording", False) and _site.is_users(sys._getframe(1))
+        users = getattr(_local, "recording", False) and _site.is_outside(sys._getframe(1))
         if users and not _site.is_shown():
             raise Refused("Python uses the text of a size that varies")
         return original(self)

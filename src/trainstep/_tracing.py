@@ -1,0 +1,241 @@
+"""Runs the user's Python once, and finds out what it depends on and what it did besides.
+
+call --Reach--> what the step reaches in Python
+--Observer--> side effects --engine.trace--> the recorded step
+--Watch--> the flags and values that have to be the same at every later call
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from trainstep import _advice, _site
+from trainstep._advice import Effect
+from trainstep._arguments import Arguments
+from trainstep._captures import Captures
+from trainstep._control import traced_control_flow
+from trainstep._effects import Observer
+from trainstep._engines import Engine, Options, Refused, Sizes, Traced
+from trainstep._errors import (
+    ControlFlowError,
+    SideEffectWarning,
+    StaleCaptureError,
+    StaleCaptureWarning,
+    TrainstepError,
+)
+from trainstep._outputs import Build, take_out
+from trainstep._parameters import Parameters
+from trainstep._pattern import Pattern, enlarged
+from trainstep._places import Place
+from trainstep._policies import Policies
+from trainstep._reach import Reach
+from trainstep._sized import Call
+from trainstep._state import Recorder, deferred_constants
+from trainstep._watch import Watch
+
+log = logging.getLogger("trainstep")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A step that was traced."""
+
+    traced: Traced
+    build: Build
+    watch: Watch
+    effects: tuple[str, ...]
+
+
+class Tracer:
+    """Traces one function.
+
+    Args:
+        name: What messages call it.
+        fn: The function.
+        parameters: Its parameters.
+        arguments: Takes the values of a call apart, and puts them together again.
+        engine: The engine.
+        options: What the user asked of the compiler.
+        policies: What the user wants done about Python around the step.
+        uses: Objects that the function uses and that its code does not tell.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        parameters: Parameters,
+        arguments: Arguments,
+        *,
+        engine: Engine,
+        options: Options,
+        policies: Policies,
+        uses: Callable[[], Sequence[Any]],
+    ) -> None:
+        self._name, self._fn = name, fn
+        self._parameters, self._arguments = parameters, arguments
+        self._engine, self._options, self._policies, self._uses = engine, options, policies, uses
+        self._told: set[Any] = set()
+
+    def trace(
+        self, call: Call, pattern: Pattern | None = None, first: Sizes | None = None
+    ) -> Record:
+        """Runs the user's Python, for the shapes of a call or for all that fit a pattern."""
+        created, record = self._trace_once(call, pattern, first)
+        if any(v.name == "dynamic_scale" for v in created):
+            # Before it is built, Keras's loss-scaling optimizer scales by a Python number,
+            # which is in the trace now, and afterwards by this variable. Once more, then.
+            _, record = self._trace_once(call, pattern, first)
+        return record
+
+    def _trace_once(
+        self, call: Call, pattern: Pattern | None, first: Sizes | None
+    ) -> tuple[list[Any], Record]:
+        """Runs the user's Python once.
+
+        Raises:
+            Refused: If there is a pattern, and anything else goes wrong. A mistake of the user's
+                comes up again when the call is traced for its shapes alone.
+        """
+        recorder = Recorder(self._engine.place)
+        builds: list[Build] = []
+        values = call.values
+        objects = self._arguments.objects(values)
+        leaves, axes = call.leaves, None
+        if pattern is not None:
+            leaves, axes = enlarged(leaves, pattern, first or {}), pattern.axes
+        before = self._reach(values)
+        observer = self._observer(before)
+
+        def step(tensors: Sequence[Any]) -> list[Any]:
+            arguments = self._arguments.rebuild(values, iter(tensors))
+            with nullcontext() if observer is None or recorder.uncompiled else observer:
+                result = self._parameters.call(self._fn, arguments)
+            outputs, build = take_out(result, self._engine.is_tensor, objects)
+            builds.append(build)
+            return outputs
+
+        try:
+            with traced_control_flow(by_value=self._engine.branches_by_value), deferred_constants():
+                traced = self._engine.trace(step, leaves, recorder, self._options, axes)
+        except (TrainstepError, Refused) as error:
+            if pattern is None or isinstance(error, Refused):
+                raise
+            raise Refused(_first_line(error)) from error
+        except Exception as error:
+            if pattern is not None:
+                raise Refused(_first_line(error)) from error
+            asked = self._asks_for_a_value(error)
+            if asked is None:
+                raise
+            where = _site.raised_at(asked.__traceback__)
+            raise ControlFlowError(self._name, *where) from error
+        # A step that runs as Python at every call depends on nothing and does everything again.
+        effects = [] if observer is None or traced.uncompiled else observer.found()
+        self._tell(effects)
+        captures = Captures([], {}) if traced.uncompiled else self._captures(values, before)
+        stale = None if self._policies.captures == "retrace" else self._tell_stale
+        layers = recorder.layers.values()
+        watch = Watch(layers, traced.reads, traced.writes, captures, stale)
+        return recorder.created, Record(traced, builds[-1], watch, tuple(map(str, effects)))
+
+    def _asks_for_a_value(self, error: BaseException) -> BaseException | None:
+        """The error behind `error` that asked for a value: Keras wraps some in others."""
+        found: BaseException | None = error
+        while found is not None and not self._engine.asks_for_a_value(found):
+            found = found.__context__
+        return found
+
+    # Python around the step -----------------------------------------------------------------
+
+    def _reach(self, values: Sequence[Any]) -> Reach:
+        """What the step reaches in Python, as far as it can be followed."""
+        found = Reach()
+        if self._policies.captures == "ignore" and self._policies.side_effects == "allow":
+            return found
+        named = zip(self._parameters.names, values, strict=True)
+        objects = {name: value for name, value in named if self._arguments.is_object(value)}
+        try:
+            found.step(self._fn, objects)
+            for each in self._uses():
+                found.object(each)
+        except Exception:  # a step that cannot be read can still be trained
+            log.warning("what `%s` takes from around it is not watched", self._name, exc_info=True)
+        return found
+
+    def _observer(self, reach: Reach) -> Observer | None:
+        mode = self._policies.side_effects
+        if mode == "allow":
+            return None
+        return Observer(self._name, reach, self._engine.is_tensor, raises=mode == "raise")
+
+    def _tell(self, effects: Sequence[Effect]) -> None:
+        """Warns of each side effect, once."""
+        for effect in effects:
+            if (effect.what, effect.file, effect.line) not in self._told:
+                self._told.add((effect.what, effect.file, effect.line))
+                message = effect.message(self._name)
+                warnings.warn_explicit(message, SideEffectWarning, effect.file, effect.line)
+
+    def _captures(self, values: Sequence[Any], before: Reach) -> Captures:
+        """The values that the step took from around it, and did not change itself."""
+        if self._policies.captures == "ignore":
+            return Captures([], {})
+        after = self._reach(values)
+        earlier = {place.text: place.value for place in before.places.values()}
+        written = {write.place.text for write in after.writes}
+        changed = {id(write.owner.value) for write in after.writes if write.owner is not None}
+        steady = [
+            place
+            for place in after.places.values()
+            if place.text not in written
+            and id(place.value) not in changed
+            and earlier.get(place.text, place.value) is place.value
+        ]
+        captures = Captures(steady, after.names)
+        for place in captures.unwatched:
+            self._tell_large(place)
+        return captures
+
+    def _tell_large(self, place: Place) -> None:
+        if place.label not in self._told:
+            self._told.add(place.label)
+            size = f"{place.value.nbytes / 1e6:.0f} MB"
+            message = (
+                f"`{self._name}` takes {place.label} ({size}) from around it.\n"
+                f"  what happens: {_advice.LARGE.happens}\n"
+                f"  to fix:       {_advice.LARGE.cure}"
+            )
+            warnings.warn_explicit(message, StaleCaptureWarning, place.file, place.line)
+
+    def _tell_stale(self, changes: list[tuple[str, str, str]]) -> None:
+        """Raises or warns of values that have changed since the trace."""
+        listed = "; ".join(f"{label}: {before} -> {now}" for label, before, now in changes)
+        message = (
+            f"`{self._name}`: a value that the step took from around it has changed.\n"
+            f"  changed:  {listed}\n"
+            f"  why:      {_advice.STALE.happens}\n"
+            f"  to fix:   {_advice.STALE.cure}"
+        )
+        if self._policies.captures == "raise":
+            raise StaleCaptureError(message)
+        warnings.warn(message, StaleCaptureWarning, stacklevel=_site.depth())
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _first_line(error: BaseException) -> str:
+    """What went wrong, in one line, of the error that others were raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
+        return lines[1]  # Keras puts the layer's name first
+    return lines[0] if lines else type(error).__name__
