@@ -17,7 +17,7 @@ import numpy as np
 
 from trainstep._places import CONTAINERS, SCALARS, Place
 from trainstep._reach import GONE
-from trainstep._signature import Part
+from trainstep._signature import Part, distinct
 from trainstep._source import Source, define
 
 LARGE = 1 << 20  # bytes of an array that are compared at every call
@@ -62,6 +62,9 @@ class Captures:
                 continue
             now = f"[(o := {owner}).{', o.'.join(names_of)}]"
             tests.append(f"{now} != cap_seen[{first}:{first + len(owned)}]")
+        labels = distinct(each.label for each in self._watched)
+        for each, label in zip(self._watched, labels, strict=True):
+            each.label = label
         self._seen = [w.seen for w in self._watched]
         self._names["cap_seen"] = self._seen
         self.source = Source(" or ".join(tests), self._names)

@@ -17,9 +17,9 @@ from trainstep._capture import Activations, layer_outputs
 from trainstep._errors import ArgumentError
 from trainstep._grad import global_norm
 from trainstep._recipe import Recipe
+from trainstep._signature import distinct
 from trainstep._state import discarded
 from trainstep._step import Steps, weighted_by_class
-from trainstep._watch import distinct
 
 _WHOLE = ("loss", "outputs", "metrics", "gradients", "gradient_norm", "activations", "updates")
 _PARTED = ("metrics", "gradients", "activations", "updates")

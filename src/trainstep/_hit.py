@@ -16,10 +16,12 @@ from trainstep._arguments import Arguments
 from trainstep._engines import Inlined
 from trainstep._program import MISS, Hit, Program, no_hit
 from trainstep._source import Source, define
-from trainstep._state import scopes
+from trainstep._state import states
 
 _HIT = """
-if getattr(scopes, "stateless_scope", None) is not None or not idle() or len(args) != {count}:
+if getattr(states.GLOBAL_STATE_TRACKER, "stateless_scope", None) is not None or not idle():
+    return MISS
+if len(args) != {count}:
     return MISS
 {arguments} = args
 if {differ}:
@@ -81,7 +83,7 @@ def _written(program: Program, args: Sequence[Any], arguments: Arguments) -> Hit
             return None
     if not differ:
         return None
-    stale = program.watch.captures.source
+    stale = program.watch.around
     flags, run, build = program.watch.source, _run(program, arrays), program.build.source
     text = _HIT.format(
         count=len(args),
@@ -92,7 +94,7 @@ def _written(program: Program, args: Sequence[Any], arguments: Arguments) -> Hit
         run=textwrap.indent(run.text, "    "),
         build=build.text,
     )
-    names |= {"MISS": MISS, "scopes": scopes, "idle": arguments.engine.idle, "program": program}
+    names |= {"MISS": MISS, "states": states, "idle": arguments.engine.idle, "program": program}
     return define(
         "hit(args, cells)",
         text,

@@ -386,8 +386,6 @@ class Reach:
     ) -> None:
         if not isinstance(fn, types.FunctionType) or not _site.is_users_file(fn.__code__):
             return
-        if owner is not None and not owner.label.startswith(("global", "closure", "`")):
-            owner = Place("`self`", owner.text, owner.value)
         # A method's own closure belongs to its class, and has nothing that changes.
         self._code(
             fn.__code__, _Frame(fn.__globals__, {}, self._bound(fn, "", [owner, *args], named))

@@ -95,3 +95,13 @@ def nearest(new: Signature, earlier: Sequence[Signature | None]) -> tuple[int | 
         if best is None or len(changes) <= len(fewest):
             best, fewest = index, changes
     return best, fewest
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """Names made distinct: two models may have a layer of one name each."""
+    count: dict[str, int] = {}
+    distinct = []
+    for name in names:
+        count[name] = count.get(name, 0) + 1
+        distinct.append(name if count[name] == 1 else f"{name} ({count[name]})")
+    return distinct

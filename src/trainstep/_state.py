@@ -24,7 +24,8 @@ from keras.src.backend.common.variables import initialize_all_variables
 from trainstep._errors import StateError
 
 _local = threading.local()
-scopes = global_state.GLOBAL_STATE_TRACKER  # per thread; Keras keeps the current scope there
+# Its GLOBAL_STATE_TRACKER, per thread, has the current scope; `clear_session` puts in another.
+states = global_state
 
 
 def active() -> Recorder | None:

@@ -35,6 +35,7 @@ from trainstep._pattern import Pattern, enlarged
 from trainstep._places import Place
 from trainstep._policies import Policies
 from trainstep._reach import Reach
+from trainstep._seeds import traced_seeds
 from trainstep._sized import Call
 from trainstep._state import Recorder, deferred_constants
 from trainstep._watch import Watch
@@ -122,7 +123,8 @@ class Tracer:
             return outputs
 
         try:
-            with traced_control_flow(by_value=self._engine.branches_by_value), deferred_constants():
+            control = traced_control_flow(by_value=self._engine.branches_by_value)
+            with control, deferred_constants(), traced_seeds():
                 traced = self._engine.trace(step, leaves, recorder, self._options, axes)
         except (TrainstepError, Refused) as error:
             if pattern is None or isinstance(error, Refused):

@@ -8,12 +8,13 @@ weakly: a program must not keep a model alive.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, call
 from typing import Any
 
 from trainstep._captures import Captures
-from trainstep._signature import Part
+from trainstep._seeds import adopt, other_generator
+from trainstep._signature import Part, distinct
 from trainstep._source import Source, define
 
 Stale = Callable[[list[tuple[str, str, str]]], None]
@@ -34,17 +35,25 @@ class Watch:
 
     Attributes:
         source: The expression of the flags as they are now; those seen are its `seen_flags`.
+        around: An expression that is true if something around the step has changed, or may have;
+            `cells` in it is the closure of the function. Empty if there is nothing to look at.
     """
 
     def __init__(
         self,
         models: Iterable[Any],
-        reads: Iterable[Any],
-        writes: Iterable[Any],
+        reads: Sequence[Any],
+        writes: Sequence[Any],
         captures: Captures,
         stale: Stale | None,
     ) -> None:
-        self.captures, self._stale = captures, stale
+        self._captures, self._stale = captures, stale
+        self._other = other_generator(reads)
+        pieces = [piece for piece in (captures.source, self._other) if piece.text]
+        self.around = Source(
+            " or ".join(piece.text for piece in pieces),
+            {name: value for piece in pieces for name, value in piece.names.items()},
+        )
         layers: dict[int, Any] = {}
         for model in models:
             for layer in model._flatten_layers():
@@ -81,18 +90,19 @@ class Watch:
                 return False
         except AttributeError:  # a layer is gone, and a call that still needs it cannot come here
             return False
-        if self.captures.holds(cells):
-            return True
-        if self._stale is None:
-            return False
-        self._stale(list(self.captures.changes(cells)))
-        self.captures.accept(cells)
+        if not self._captures.holds(cells):
+            if self._stale is None:
+                return False
+            self._stale(list(self._captures.changes(cells)))
+            self._captures.accept(cells)
+        if self._other.text:
+            adopt()
         return True
 
     def parts(self, cells: Any) -> Iterator[Part]:
         """All of it as it is now, for a signature."""
         yield from self._flags()
-        yield from self.captures.parts(cells)
+        yield from self._captures.parts(cells)
 
     def _flags(self) -> Iterator[Part]:
         owners: dict[int, bool] = {}
@@ -114,13 +124,3 @@ def _inert(layer: Any) -> bool:
     """Whether a layer is Keras's own and has nothing that its flags could change."""
     own = type(layer).__module__.startswith("keras.src.layers.")
     return own and not layer._layers and not layer.variables
-
-
-def distinct(names: Iterable[str]) -> list[str]:
-    """Names made distinct: two models may have a layer of one name each."""
-    count: dict[str, int] = {}
-    distinct = []
-    for name in names:
-        count[name] = count.get(name, 0) + 1
-        distinct.append(name if count[name] == 1 else f"{name} ({count[name]})")
-    return distinct
