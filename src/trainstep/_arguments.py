@@ -3,7 +3,7 @@
 Every value is one of five kinds, chosen by its type once and remembered:
 
     array      NumPy, the engine's own, lists of numbers, what has `__array__`: by dtype and shape
-    number     a Python int or float: a 0-d array, so that its value never retraces
+    number     an int or float of Python or NumPy: a 0-d array; its value never retraces
     static     bool, str, bytes, None, enum, dtype: by type and value, so 1, 1.0 and True stay apart
     structure  tuple, list, dict, named tuple, dataclass: its parts
     object     everything else (a model, an optimizer, a function): by identity, never held here
@@ -76,7 +76,10 @@ class Arguments:
         dtype, cast = known
         if cast:  # anew each time: Keras's float type may have been set since
             dtype, _ = self._canonical_of(x)
-            x = x.astype(dtype)
+            made = x.astype(dtype)
+            if x.dtype.kind in "iu" and (made != x).any():
+                raise ValueError(f"{x.dtype} values beyond {dtype}, which the engine has instead")
+            x = made
         key.append(dtype)
         leaves.append(x)
 
@@ -152,6 +155,8 @@ class Arguments:
             return self._object
         for family, handler in (
             (_STATIC, self._static),
+            (np.floating, self._float),
+            (np.integer, self._int),
             ((np.ndarray, np.generic), self._array_like),
             (tuple, self._tuple),
             (list, self._list),

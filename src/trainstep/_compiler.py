@@ -23,6 +23,7 @@ from trainstep._advice import OFTEN, trace_advice
 from trainstep._arguments import Arguments, Key
 from trainstep._declared import Declared
 from trainstep._domain import domain_of
+from trainstep._dtypes import Dtypes
 from trainstep._engines import Engine, Executable, Options, Refused, Sizes, Traced
 from trainstep._errors import RetraceLimitError, StaleCaptureWarning
 from trainstep._family import Family
@@ -68,7 +69,11 @@ class Compiler:
         self.parameters = Parameters(fn)
         self.arguments = Arguments(engine)
         names = self.parameters.names
-        self._declared = None if signature is None else Declared(name, names, signature)
+        self._declared = (
+            None if signature is None else Declared(name, names, signature, engine.canonical)
+        )
+        declared = {} if self._declared is None else self._declared.dtypes()
+        self._dtypes = Dtypes(name, self.arguments, names, declared)
         varying = Varying(dynamic, names)
         if self._declared is not None:
             self._declared.tell_sizes(varying)
@@ -107,7 +112,7 @@ class Compiler:
         if self._declared is not None:
             values = self._declared.conform(values)
         try:
-            return self.arguments.flatten(values)
+            return self._dtypes.conform(*self.arguments.flatten(values), values)
         except (TypeError, ValueError):
             for _ in self.arguments.parts(self.name, self.parameters.names, values):
                 pass  # raises an ArgumentError that names the culprit
@@ -150,13 +155,13 @@ class Compiler:
     def _describe(self, values: Sequence[Any], key: Key, leaves: Sequence[Any], site: str) -> Call:
         if self._declared is not None:
             values = self._declared.conform(values)
-        parts = list(self.arguments.parts(self.name, self.parameters.names, values))
-        return Call(values, key, leaves, parts, site)
+        parts = self.arguments.parts(self.name, self.parameters.names, values)
+        return Call(values, key, leaves, self._dtypes.parts(key, parts), site)
 
     def _traced(self, call: Call) -> Program:
         """Runs the user's Python: for all sizes if they vary, or for the shapes of this call."""
         if self._declared is not None:
-            self._declared.check(call.values, self.arguments)
+            self._declared.check(call.values, call.parts)
         if self._check is not None:
             self._check(*call.values)
         self._sized.check(call)
@@ -196,6 +201,7 @@ class Compiler:
             domain=domain_of([*traced.reads, *traced.writes]),
             buckets=self._sized.buckets(pattern, first),
         )
+        self._dtypes.fix(call.key, call.parts)
         self.programs.add_family(call.key, family, self.arguments.objects(call.values))
         self._sized.remember(call, pattern.shapes)
         return True
@@ -208,6 +214,7 @@ class Compiler:
         program.index = self.ledger.record(
             event, signature.with_found(program.watch.parts(self.cells))
         )
+        self._dtypes.fix(call.key, call.parts)
         gone = self.programs.add(call.key, program, self.arguments.objects(call.values))
         self._sized.tell_evicted(gone, call.site)
         self._sized.remember(call, call.key[1])

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from trainstep._arguments import Arguments, like, structure
+from trainstep._arguments import like, structure
 from trainstep._errors import ArgumentError
 from trainstep._shapes import BATCH, Varying
+from trainstep._signature import Part
 from trainstep._spec import Spec, check
 
 
 class Declared:
     """One `Spec`, structure of `Spec`s, or None (anything) per parameter."""
 
-    def __init__(self, function: str, names: Sequence[str], signature: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        function: str,
+        names: Sequence[str],
+        signature: Sequence[Any],
+        canonical: Callable[[str], str],
+    ) -> None:
         if len(signature) > len(names):
             raise ArgumentError(
                 function,
@@ -27,6 +34,7 @@ class Declared:
             )
         self._function = function
         self._names = names
+        self._canonical = canonical
         self._specs = [*signature, *[None] * (len(names) - len(signature))]
 
     def __repr__(self) -> str:
@@ -44,11 +52,19 @@ class Declared:
         """
         return [_as_declared(spec, value) for spec, value in zip(self._specs, values, strict=True)]
 
-    def check(self, values: Sequence[Any], arguments: Arguments) -> None:
+    def dtypes(self) -> dict[str, str]:
+        """The dtypes of the declared arrays, by name."""
+        found: dict[str, str] = {}
+        for name, spec in zip(self._names, self._specs, strict=True):
+            _note_dtypes(name, spec, found)
+        return found
+
+    def check(self, values: Sequence[Any], parts: Sequence[Part]) -> None:
         """Raises an `ArgumentError` that names the argument unless every value fits."""
         sizes: dict[str, tuple[str, int]] = {}
+        known = {part.label: part for part in parts}
         for name, spec, value in zip(self._names, self._specs, values, strict=True):
-            self._check(name, spec, value, arguments)
+            self._check(name, spec, value, known)
             self._check_names(name, spec, value, sizes)
 
     def _check_names(
@@ -72,11 +88,11 @@ class Declared:
                         "pass arrays of one size, or give the sizes different names",
                     )
 
-    def _check(self, name: str, spec: Any, value: Any, arguments: Arguments) -> None:
+    def _check(self, name: str, spec: Any, value: Any, parts: Mapping[str, Part]) -> None:
         if spec is None:
             return
         if isinstance(spec, Spec):
-            self._check_array(name, spec, value, arguments)
+            self._check_array(name, spec, parts)
             return
         wanted, came = structure(spec), structure(value)
         if wanted is None or came is None or [n for n, _ in wanted] != [n for n, _ in came]:
@@ -88,17 +104,25 @@ class Declared:
                 "pass the same structure as in `signature`",
             )
         for (suffix, inner), (_, child) in zip(wanted, came, strict=True):
-            self._check(f"{name}{suffix}", inner, child, arguments)
+            self._check(f"{name}{suffix}", inner, child, parts)
 
-    def _check_array(self, name: str, spec: Spec, value: Any, arguments: Arguments) -> None:
-        parts = list(arguments.parts(self._function, [name], [value]))
-        if len(parts) != 1 or parts[0].kind != "array":
-            came = "; ".join(part.text for part in parts)
+    def _check_array(self, name: str, spec: Spec, parts: Mapping[str, Part]) -> None:
+        part = parts.get(name)
+        if part is None or part.kind != "array":
+            inside = [p for label, p in parts.items() if label.startswith((f"{name} ", f"{name}["))]
+            came = "; ".join(p.text for p in ([part] if part else inside))
             argument = spec.name or name
             raise ArgumentError(self._function, argument, str(spec), came, "pass one array")
-        shape, dtype = cast("tuple[tuple[int, ...], str]", parts[0].token)
-        canonical = arguments.engine.canonical
-        check(spec, shape, dtype, function=self._function, argument=name, canonical=canonical)
+        shape, dtype = cast("tuple[tuple[int, ...], str]", part.token)
+        check(spec, shape, dtype, function=self._function, argument=name, canonical=self._canonical)
+
+
+def _note_dtypes(name: str, spec: Any, found: dict[str, str]) -> None:
+    if isinstance(spec, Spec):
+        found[name] = spec.dtype
+    else:
+        for suffix, inner in structure(spec) or ():
+            _note_dtypes(f"{name}{suffix}", inner, found)
 
 
 def _as_declared(spec: Any, value: Any) -> Any:

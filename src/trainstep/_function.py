@@ -101,7 +101,7 @@ class Function(Generic[P, R]):
         if program is None:
             return self._first_run(self._compiler.program(values), leaves)
         if values is args:
-            short = hit(program, args, self._compiler.arguments)
+            short = hit(program, args, leaves, self._compiler.arguments)
             self._programs.shorten(key, args, short, program)
         result: R = program(leaves)
         return result

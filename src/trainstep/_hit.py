@@ -49,7 +49,7 @@ except Exception:  # something that the step read is gone
 """
 
 
-def hit(program: Program, args: Sequence[Any], arguments: Arguments) -> Hit:
+def hit(program: Program, args: Sequence[Any], leaves: Sequence[Any], arguments: Arguments) -> Hit:
     """The short way to `program` for calls like this one.
 
     There is one if the arguments are arrays that enter as they are, None, True, False and objects.
@@ -57,17 +57,21 @@ def hit(program: Program, args: Sequence[Any], arguments: Arguments) -> Hit:
     kinds = tuple((type(value), getattr(value, "dtype", None)) for value in args)
     short = program.hits.get(kinds)
     if short is None:
-        short = program.hits[kinds] = _written(program, args, arguments) or no_hit
+        short = program.hits[kinds] = _written(program, args, leaves, arguments) or no_hit
     return short
 
 
-def _written(program: Program, args: Sequence[Any], arguments: Arguments) -> Hit | None:
+def _written(
+    program: Program, args: Sequence[Any], leaves: Sequence[Any], arguments: Arguments
+) -> Hit | None:
     names: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
     differ = []
     for index, value in enumerate(args):
         name = f"a{index}"
         if arguments.is_plain(value):
+            if leaves[len(arrays)] is not value:  # cast to what the first call was
+                return None
             arrays[name] = value
             differ.append(f"type({name}) is not {name}_type or {name}.dtype is not {name}_dtype")
             if program.family is None:  # a program for sizes that vary is found by the shapes
