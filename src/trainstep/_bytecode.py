@@ -110,6 +110,14 @@ def scan(code: CodeType) -> Scan:
     return machine.scan
 
 
+def changed_at(code: CodeType, parameter: str) -> int:
+    """The line that changes what a parameter holds; the first of the code if there is none."""
+    found = scan(code)
+    writes = [line for path, line in found.writes.items() if path.name == parameter]
+    calls = [call.line for call in found.calls if call.path.name == parameter]
+    return min(writes or calls, default=code.co_firstlineno)
+
+
 class _Machine:
     """Follows the stack of one code object."""
 

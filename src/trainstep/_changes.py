@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from trainstep._advice import Effect
+from trainstep._arguments import structure
+from trainstep._bytecode import changed_at
 from trainstep._places import Place, is_generator
 from trainstep._reach import GONE, Reach
 
@@ -49,6 +52,31 @@ class Changes:
             return ""
         kind = type(left[0]).__name__
         return f" (it left a {kind} of the trace there, which has no value of any step)"
+
+
+class Given:
+    """The structures among the arguments of a step, which are copies that nobody sees again."""
+
+    def __init__(self, names: Sequence[str], arguments: Sequence[Any]) -> None:
+        self._held = [(name, held, _flat(held)) for name, held in _structures(names, arguments)]
+
+    def grown(self, fn: Any) -> Iterator[Effect]:
+        """What the step put into one of them."""
+        for name, held, before in self._held:
+            old = set(map(id, before))
+            if any(id(x) not in old for x in _flat(held)):
+                code = getattr(inspect.unwrap(fn), "__code__", None)
+                line = 0 if code is None else changed_at(code, name.partition("[")[0])
+                file = "<unknown>" if code is None else code.co_filename
+                yield Effect("argument", f"changes argument `{name}`", file, line)
+
+
+def _structures(names: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, (list, dict)):
+            yield name, value
+        children = structure(value) or ()
+        yield from _structures([f"{name}{n}" for n, _ in children], [c for _, c in children])
 
 
 Look = Callable[[], Any]

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -102,10 +102,14 @@ class Observer:
                 place[name] = original
         self._replaced.clear()
 
+    def noticed(self, effects: Iterable[Effect]) -> None:
+        """Takes in what was found elsewhere."""
+        for effect in effects:
+            self._note(effect)
+
     def found(self) -> list[Effect]:
         """What the step did, after it was traced."""
-        for effect in self._changes.found():
-            self._note(effect)
+        self.noticed(self._changes.found())
         return list(self._noted.values())
 
     def _put(self, place: Any, name: str, stand_in: Any) -> None:

@@ -11,7 +11,6 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from trainstep import _advice, _site
 from trainstep._advice import Effect
 from trainstep._arguments import Arguments
 from trainstep._captures import Captures
+from trainstep._changes import Given
 from trainstep._control import traced_control_flow
 from trainstep._effects import Observer
 from trainstep._engines import Engine, Options, Refused, Sizes, Traced
@@ -116,8 +116,13 @@ class Tracer:
 
         def step(tensors: Sequence[Any]) -> list[Any]:
             arguments = self._arguments.rebuild(values, iter(tensors))
-            with nullcontext() if observer is None or recorder.uncompiled else observer:
+            if observer is None or recorder.uncompiled:
                 result = self._parameters.call(self._fn, arguments)
+            else:
+                given = Given(self._parameters.names, arguments)
+                with observer:
+                    result = self._parameters.call(self._fn, arguments)
+                observer.noticed(given.grown(self._fn))
             outputs, build = take_out(result, self._engine.is_tensor, objects)
             builds.append(build)
             return outputs
