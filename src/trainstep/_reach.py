@@ -318,7 +318,7 @@ class Reach:
         optional = value is None and isinstance(owner.value, keras.optimizers.Optimizer)
         if isinstance(value, types.FunctionType):
             self._function(place, [], {})
-        if isinstance(value, _KERAS) and not isinstance(value, keras.layers.Layer):
+        if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
             self._keras(value)
         # Keras wraps some methods of a layer, and keeps them with it under their own names.
         public = not name.startswith("_") and not hasattr(type(owner.value), name)
