@@ -64,7 +64,8 @@ EFFECTS = {
     ),
     "file": Advice(
         "it ran once, while the step was traced, and runs at no step",
-        "do it outside the step, or in a trainstep.callback, which runs at every step",
+        "do it outside the step and pass what it gives as an argument, or in a "
+        "trainstep.callback, which runs at every step",
     ),
     "write": Advice(
         "it happened once, while the step was traced{value}, and happens at no step",

@@ -87,6 +87,7 @@ class Call:
     args: list[Path | Constant | None]
     keywords: dict[str, Path | Constant | None]
     line: int
+    starred: Path | None = None  # `f(*args)`
 
 
 @dataclass(slots=True)
@@ -326,7 +327,8 @@ class _Machine:
         taken = self._use(2 + ((i.arg or 0) & 1), 1)
         self._pop_under()
         if isinstance(taken[0], Path):
-            self.scan.calls.append(Call(taken[0], [], {}, self._line))
+            starred = taken[1] if isinstance(taken[1], Path) else None
+            self.scan.calls.append(Call(taken[0], [], {}, self._line, starred))
 
     def _pop_under(self) -> None:
         """Takes the empty place below a called function, now below the result."""

@@ -80,10 +80,11 @@ class Captures:
                 yield each.label, each.shown, _shown(self._now(index, cells))
 
     def accept(self, cells: Any) -> None:
-        """Takes the values as they are now for those of the trace."""
+        """Takes the values as they are now as good as those of the trace."""
         for index, each in enumerate(self._watched):
             now = self._now(index, cells)
-            each.shown, each.token, self._seen[index] = _shown(now), token(now), each.keep(now)
+            if now is not GONE:
+                each.accepted, self._seen[index] = token(now), each.keep(now)
 
     def parts(self, cells: Any) -> Iterator[Part]:
         """The values as they are now, for a signature."""
@@ -102,7 +103,7 @@ class Captures:
 
     def _changed(self, index: int, cells: Any) -> bool:
         each, now = self._watched[index], self._now(index, cells)
-        if now is GONE or token(now) != each.token:
+        if now is GONE or token(now) not in (each.token, each.accepted):
             return True
         self._seen[index] = each.keep(now)  # another object, and yet the same
         return False
@@ -118,7 +119,7 @@ class _Watched:
         self.keep = keep
         self.seen = keep(place.value)
         self.shown = _shown(place.value)
-        self.token = token(place.value)
+        self.token = self.accepted = token(place.value)
         self.look: Callable[[Any], Any] | None = None
 
 
@@ -139,6 +140,8 @@ def _watched(place: Place, index: int) -> _Watched | None:
         kept = lambda v: (weakref.ref(v), v._version)  # noqa: E731
         test = f"{text} is not {seen}[0]() or {text}._version != {seen}[1]"
         return _Watched(place, test, kept)
+    if isinstance(value, types.MethodType):  # made anew at each look
+        return _Watched(place, f"{text} != {seen}()", weakref.WeakMethod)
     try:
         weakref.ref(value)
     except TypeError:
@@ -149,7 +152,7 @@ def _watched(place: Place, index: int) -> _Watched | None:
 def token(value: Any) -> Any:
     """What two values that mean the same to a step have in common."""
     if isinstance(value, SCALARS):
-        return (type(value), repr(value) if value != value else value)  # noqa: PLR0124
+        return (type(value), repr(value))  # 0.0 and -0.0, 1 and True are not the same
     if isinstance(value, np.ndarray):
         large = value.nbytes > LARGE or value.dtype == object
         return (value.dtype.str, value.shape, id(value) if large else value.tobytes())
@@ -157,6 +160,8 @@ def token(value: Any) -> Any:
         return contents(value)
     if isinstance(value, types.FunctionType) and value.__closure__ is None:
         return (value.__code__, value.__defaults__)  # defined again, and the same
+    if isinstance(value, types.MethodType):
+        return (id(value.__self__), token(value.__func__))
     return (id(value), getattr(value, "_version", None))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,12 @@ class Changes:
             left = self._left(before, after)
             yield Effect("write", f"changes {place.label}", place.file, place.line, left)
 
+    def undo(self) -> None:
+        """Puts everything back as it was."""
+        for _, look, before in self._looks:
+            if not _same(before, look()):
+                look.undo(before)
+
     def _left(self, before: list[Any], after: list[Any]) -> str:
         """Names tensors of the trace that stay where they were put."""
         old = set(map(id, before))
@@ -58,66 +63,131 @@ class Given:
     """The structures among the arguments of a step, which are copies that nobody sees again."""
 
     def __init__(self, names: Sequence[str], arguments: Sequence[Any]) -> None:
-        self._held = [(name, held, _flat(held)) for name, held in _structures(names, arguments)]
+        found = _structures(names, arguments)
+        self._held = [(name, look, look()) for name, look in found]
 
     def grown(self, fn: Any) -> Iterator[Effect]:
         """What the step put into one of them."""
-        for name, held, before in self._held:
+        for name, look, before in self._held:
             old = set(map(id, before))
-            if any(id(x) not in old for x in _flat(held)):
+            if any(id(x) not in old for x in look()):
                 code = getattr(inspect.unwrap(fn), "__code__", None)
                 line = 0 if code is None else changed_at(code, name.partition("[")[0])
                 file = "<unknown>" if code is None else code.co_filename
                 yield Effect("argument", f"changes argument `{name}`", file, line)
 
 
-def _structures(names: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def _structures(names: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[str, _Look]]:
     for name, value in zip(names, values, strict=True):
         if isinstance(value, (list, dict)):
-            yield name, value
+            yield name, _Look(value)
         children = structure(value) or ()
         yield from _structures([f"{name}{n}" for n, _ in children], [c for _, c in children])
 
 
-Look = Callable[[], Any]
+class _Look:
+    """The way to look at a place, and to put it back: an attribute, a container, a generator."""
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def __call__(self) -> Any:
+        """What is there: a list of it, or a text."""
+        held = self._held
+        return [x for pair in held.items() for x in pair] if isinstance(held, dict) else list(held)
+
+    def undo(self, before: Any) -> None:
+        """Puts it back."""
+        held = self._held
+        held.clear()
+        if isinstance(held, dict):
+            held.update(zip(before[::2], before[1::2], strict=True))
+        else:
+            (held.update if isinstance(held, set) else held.extend)(before)
 
 
-def _looks(reach: Reach) -> Iterator[tuple[Place, Look]]:
-    """The places that may change, and the way to look at each: a list, or a text."""
+class _Name(_Look):
+    """A global, or an attribute: a key of a dict."""
+
+    def __init__(self, held: Any, name: str) -> None:
+        super().__init__(held)
+        self._name = name
+
+    def __call__(self) -> Any:
+        return [self._held.get(self._name, GONE)]
+
+    def undo(self, before: Any) -> None:
+        if before[0] is GONE:
+            self._held.pop(self._name, None)
+        else:
+            self._held[self._name] = before[0]
+
+
+class _ClassAttribute(_Name):
+    def undo(self, before: Any) -> None:
+        if before[0] is GONE:
+            delattr(self._held, self._name)
+        else:
+            setattr(self._held, self._name, before[0])
+
+    def __call__(self) -> Any:
+        return [vars(self._held).get(self._name, GONE)]
+
+
+class _Cell(_Look):
+    def __call__(self) -> Any:
+        return [self._held.cell_contents]
+
+    def undo(self, before: Any) -> None:
+        self._held.cell_contents = before[0]
+
+
+class _Array(_Look):
+    def __call__(self) -> Any:
+        return [self._held.tobytes()]
+
+    def undo(self, before: Any) -> None:
+        np.copyto(self._held, np.frombuffer(before[0], self._held.dtype).reshape(self._held.shape))
+
+
+class _Generator(_Look):
+    def __call__(self) -> Any:
+        return repr(self._state())
+
+    def _state(self) -> Any:
+        held = self._held
+        if isinstance(held, np.random.Generator):
+            return held.bit_generator.state
+        return held.getstate() if isinstance(held, random.Random) else held.get_state()
+
+    def undo(self, before: Any) -> None:
+        """Numbers that were drawn are drawn; nobody else is worse off."""
+
+
+def _looks(reach: Reach) -> Iterator[tuple[Place, _Look]]:
+    """The places that may change, and the way to look at each."""
     lines: dict[int, Place] = {}
     for write in reach.writes:
         kind, key = write.key
         if write.owner is None:
-            yield write.place, partial(_named, reach, write.place.text)
+            look = reach.cell(write.place.text)
+            yield write.place, _Cell(look) if look else _Name(reach.globals(write.place.text), key)
         elif kind == "attr":
-            own = getattr(write.owner.value, "__dict__", {})
-            yield write.place, partial(_attribute, own, key)
+            owner = write.owner.value
+            if isinstance(owner, type):
+                yield write.place, _ClassAttribute(owner, key)
+            elif hasattr(owner, "__dict__"):
+                yield write.place, _Name(vars(owner), key)
         else:
             lines.setdefault(id(write.owner.value), write.place)
     for number, place in reach.containers.items():
         found = lines.get(number, place)
         if is_generator(place.value):
-            yield found, partial(_state_of, place.value)
+            yield found, _Generator(place.value)
         elif not isinstance(place.value, np.ndarray):
-            yield found, partial(_flat, place.value)
+            yield found, _Look(place.value)
         elif number in lines and place.value.nbytes <= _COMPARED:
-            yield found, partial(_bytes, place.value)
-
-
-def _named(reach: Reach, text: str) -> list[Any]:
-    return [reach.value(text)]
-
-
-def _attribute(own: dict[str, Any], name: str) -> list[Any]:
-    return [own.get(name, GONE)]
-
-
-def _bytes(array: Any) -> list[bytes]:
-    return [array.tobytes()]
-
-
-def _flat(held: Any) -> list[Any]:
-    return [x for pair in held.items() for x in pair] if isinstance(held, dict) else list(held)
+            yield found, _Array(place.value)
 
 
 def _same(before: Any, after: Any) -> bool:
@@ -126,10 +196,3 @@ def _same(before: Any, after: Any) -> bool:
     return len(before) == len(after) and all(
         a is b or (isinstance(a, bytes) and a == b) for a, b in zip(before, after, strict=True)
     )
-
-
-def _state_of(source: Any) -> str:
-    """The state of a random generator."""
-    if isinstance(source, np.random.Generator):
-        return repr(source.bit_generator.state)
-    return repr(source.getstate() if isinstance(source, random.Random) else source.get_state())

@@ -182,6 +182,7 @@ class Observer:
     def _note(self, effect: Effect) -> None:
         self._noted.setdefault((effect.what, effect.file, effect.line), effect)
         if self._raises:
+            self._changes.undo()
             raise SideEffectError(effect.message(self._function))
 
 

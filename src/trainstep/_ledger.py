@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ class TraceEvent:
         kind: `"trace"`: the user's Python was run. `"bucket"`: what a trace recorded for sizes
             that vary was compiled for some. `"refused"`: a trace cannot serve other sizes.
             `"evicted"`: a program was dropped.
+        when: The moment, in seconds since the epoch.
         effects: What the step did in Python that it will not do again, each with its line.
         from_disk: Whether the program came from the engine's cache on disk.
     """
@@ -58,6 +60,7 @@ class TraceEvent:
     kind: str = "trace"
     from_disk: bool = False
     effects: tuple[str, ...] = ()
+    when: float = 0.0
 
     @property
     def runs_python(self) -> bool:
@@ -119,7 +122,7 @@ class Ledger(Events):
     def record(self, event: TraceEvent, signature: Signature | None = None) -> int:
         """Adds an event and logs one line; returns its index."""
         with _registry_lock:  # a program may have been compiled in the background
-            event = replace(event, index=len(self._events) + 1)
+            event = replace(event, index=len(self._events) + 1, when=time.time())
             self._events.append(event)
             self._signatures.append(signature)
         log.info(
@@ -153,12 +156,13 @@ def ledger() -> Events:
     """
     with _registry_lock:
         alive = [found for ref in _registry if (found := ref()) is not None]
-    return Events("all functions", [event for found in alive for event in found])
+    return merged("all functions", alive)
 
 
 def merged(name: str, ledgers: Sequence[Ledger]) -> Events:
-    """The traces of several functions together."""
-    return Events(name, [event for each in ledgers for event in each])
+    """The traces of several functions together, in the order in which they were made."""
+    events = [event for each in ledgers for event in each]
+    return Events(name, sorted(events, key=lambda event: event.when))
 
 
 def _table(title: str, events: Sequence[TraceEvent]) -> str:

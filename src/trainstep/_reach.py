@@ -12,10 +12,11 @@ them keeps an object alive.
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -69,7 +70,12 @@ _CHANGES = frozenset(
     ]
 )
 GONE: Any = object()  # what is found where there is nothing
+_CONTENTS = ".cell_contents"
 _LIMIT = 400  # pieces of code
+
+
+class Spread(list["Place | None"]):
+    """The arguments that `*args` stands for."""
 
 
 @dataclass(slots=True)
@@ -104,35 +110,45 @@ class Reach:
         self._closure: Any = ()
         self._objects: dict[int, str] = {}
 
-    def value(self, text: str) -> Any:
-        """What an expression finds now."""
-        try:
-            return eval(text, {**self.names, "cells": self._closure})
-        except Exception:
-            return GONE
+    def cell(self, text: str) -> Any:
+        """The cell whose contents an expression finds, if it is one of a cell."""
+        if not text.endswith(_CONTENTS):
+            return None
+        return eval(text.removesuffix(_CONTENTS), {**self.names, "cells": self._closure})
+
+    def globals(self, text: str) -> Any:
+        """The dict of globals that an expression starts at."""
+        return self.names.get(text.partition("[")[0], {})
 
     # Roots ----------------------------------------------------------------------------------
 
-    def step(self, fn: Any, arguments: Mapping[str, Any]) -> None:
-        """Follows a step, given the objects among its arguments by parameter."""
-        given = [self._object(value, f"`{name}`") for name, value in arguments.items()]
-        bound = {name: p for name, p in zip(arguments, given, strict=True) if p is not None}
-        for found in bound.values():
-            self._used(found)
+    def step(self, fn: Any, values: Sequence[Any]) -> None:
+        """Follows a step, given the values of a call in the order of its parameters."""
+        given = [self._argument(str(index), value) for index, value in enumerate(values)]
         while isinstance(fn, functools.partial):
             owner = self._object(fn, "partial")
-            for index, value in enumerate(fn.args if owner else ()):
-                self._mentioned(further(owner, f".args[{index}]", value, f"argument {index}"))
+            if owner is not None:
+                self._partial(owner)
             fn = fn.func
         if isinstance(fn, types.MethodType):
-            owner = self._object(fn.__self__, "`self`")
-            self._method(owner, fn.__func__, [], {})
+            self._method(self._object(fn.__self__, "`self`"), fn.__func__, given, {})
         elif isinstance(fn, types.FunctionType):
             self._closure = fn.__closure__ or ()
             cells = self._cells(fn, "cells")
+            bound = self._bound(fn, "", given, {})
             self._code(fn.__code__, _Frame(fn.__globals__, cells, bound))
         else:
             self.object(fn)
+
+    def _argument(self, name: str, value: Any) -> Place | None:
+        """An object among the arguments, or those of `*args`, by weak reference."""
+        if isinstance(value, tuple):
+            given = [self._argument(f"{name}[{i}]", each) for i, each in enumerate(value)]
+            return Place("", "", Spread(given))
+        found = None if is_data(value) else self._object(value, f"`{name}`")
+        if found is not None:
+            self._used(found)
+        return found
 
     def object(self, value: Any) -> None:
         """Follows an object that a step uses."""
@@ -252,7 +268,7 @@ class Reach:
             except (ValueError, IndexError):  # not bound yet
                 continue
             label = f"closure variable `{name}`"
-            found[name] = Place(label, f"{text}[{index}].cell_contents", value)
+            found[name] = Place(label, f"{text}[{index}]{_CONTENTS}", value)
         return found
 
     # Values ---------------------------------------------------------------------------------
@@ -261,9 +277,11 @@ class Reach:
         """Notes a value that a step reads, and follows it if it is code of the user's."""
         value = place.value
         if isinstance(value, types.MethodType):
+            if place.text and is_users_function(value):
+                self.places.setdefault(place.text, place)
             self._method(self._object(value.__self__, "`self`"), value.__func__, [], {})
             return
-        if is_library(value):
+        if is_library(value) or not place.text:
             return
         new = place.text not in self.places
         self.places.setdefault(place.text, place)
@@ -282,9 +300,7 @@ class Reach:
         if isinstance(value, types.FunctionType):
             self._function(place, [], {})
         elif isinstance(value, functools.partial):
-            self._mentioned(further(place, ".func", value.func))
-            for index, each in enumerate(value.args):
-                self._mentioned(further(place, f".args[{index}]", each))
+            self._partial(place)
         elif isinstance(wrapped, types.FunctionType):  # a compiled or decorated function
             self._function(further(place, ".__wrapped__", wrapped), [], {})
         elif isinstance(value, _KERAS):
@@ -296,6 +312,22 @@ class Reach:
             call = getattr(type(value), "__call__", None)  # noqa: B004
             if isinstance(call, types.FunctionType):
                 self._method(place, call, [], {})
+
+    def _partial(self, place: Place) -> None:
+        """Follows a function with some of its arguments given."""
+        made: functools.partial[Any] = place.value
+        args = [further(place, f".args[{i}]", value) for i, value in enumerate(made.args)]
+        named = {n: further(place, f".keywords[{n!r}]", v) for n, v in made.keywords.items()}
+        for each in (*args, *named.values()):
+            self._mentioned(each)
+        func = further(place, ".func", made.func)
+        if isinstance(made.func, types.MethodType):
+            owner = self._object(made.func.__self__, "`self`")
+            self._method(owner, made.func.__func__, args, named)
+        elif isinstance(made.func, types.FunctionType):
+            self._function(func, args, named)
+        else:
+            self._used(func)
 
     def _keras(self, value: Any) -> None:
         """Follows what Keras runs of a model, and what it reads of it."""
@@ -337,12 +369,17 @@ class Reach:
                 self._read(path, frame, code, call.line)
             return
         args = [self._passed(a, frame, code, call.line) for a in call.args]
+        starred = self._passed(call.starred, frame, code, call.line)
+        if starred is not None and isinstance(starred.value, Spread):
+            args += starred.value
         named = {n: self._passed(a, frame, code, call.line) for n, a in call.keywords.items()}
+        self.places.setdefault(place.text, place)
         if isinstance(called, types.FunctionType):
-            self.places.setdefault(place.text, place)
             self._function(place, args, named)
         else:
-            owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, 0)
+            owner = self._object(called.__self__, "`self`")
+            if call.path.steps:
+                owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, 0)
             self._method(owner, called.__func__, args, named)
 
     def _passed(
@@ -402,6 +439,9 @@ class Reach:
         code = fn.__code__
         names = code.co_varnames[: code.co_argcount]
         given: dict[str, Place | None] = {**dict(zip(names, args, strict=False)), **named}
+        if code.co_flags & inspect.CO_VARARGS:
+            rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
+            given[rest] = Place("", "", Spread(args[len(names) :]))
         defaults = fn.__defaults__ or ()
         first = len(names) - len(defaults)
         for index, value in enumerate(defaults):
@@ -409,7 +449,16 @@ class Reach:
             if name not in given and text:
                 label = f"default `{name}` of `{fn.__name__}`"
                 given[name] = Place(label, f"{text}.__defaults__[{index}]", value)
-        return {name: place for name, place in given.items() if place is not None}
+        for name, value in (fn.__kwdefaults__ or {}).items():
+            if name not in given and text:
+                label = f"default `{name}` of `{fn.__name__}`"
+                given[name] = Place(label, f"{text}.__kwdefaults__[{name!r}]", value)
+        # An object that came as an argument is called what the code calls it.
+        return {
+            name: replace(place, label=f"`{name}`") if place.label.startswith("`") else place
+            for name, place in given.items()
+            if place is not None
+        }
 
     # Changes --------------------------------------------------------------------------------
 
@@ -424,6 +473,7 @@ class Reach:
             return
         owner = self._follow(path._replace(steps=path.steps[:-1]), frame, code, line)
         if owner is not None:
+            self._note_container(owner)
             kind, key = path.steps[-1]
             place = further(owner, f".{key}" if kind == "attr" else f"[{key!r}]", None)
             self.writes.append(Write(owner, (kind, key), at(place, code, line)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import types
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -166,10 +167,8 @@ class Tracer:
         found = Reach()
         if self._policies.captures == "ignore" and self._policies.side_effects == "allow":
             return found
-        named = zip(self._parameters.names, values, strict=True)
-        objects = {name: value for name, value in named if self._arguments.is_object(value)}
         try:
-            found.step(self._fn, objects)
+            found.step(self._fn, values)
             for each in self._uses():
                 found.object(each)
         except Exception:  # a step that cannot be read can still be trained
@@ -183,12 +182,10 @@ class Tracer:
         return Observer(self._name, reach, self._engine.is_tensor, raises=mode == "raise")
 
     def _tell(self, effects: Sequence[Effect]) -> None:
-        """Warns of each side effect, once."""
+        """Warns of each side effect of a trace."""
         for effect in effects:
-            if (effect.what, effect.file, effect.line) not in self._told:
-                self._told.add((effect.what, effect.file, effect.line))
-                message = effect.message(self._name)
-                warnings.warn_explicit(message, SideEffectWarning, effect.file, effect.line)
+            message = effect.message(self._name)
+            warnings.warn_explicit(message, SideEffectWarning, effect.file, effect.line)
 
     def _captures(self, values: Sequence[Any], before: Reach) -> Captures:
         """The values that the step took from around it, and did not change itself."""
@@ -203,7 +200,7 @@ class Tracer:
             for place in after.places.values()
             if place.text not in written
             and id(place.value) not in changed
-            and earlier.get(place.text, place.value) is place.value
+            and _is_still(place.value, earlier.get(place.text, place.value))
         ]
         captures = Captures(steady, after.names)
         for place in captures.unwatched:
@@ -233,6 +230,10 @@ class Tracer:
         if self._policies.captures == "raise":
             raise StaleCaptureError(message)
         warnings.warn(message, StaleCaptureWarning, stacklevel=_site.depth())
+
+
+def _is_still(value: Any, before: Any) -> bool:
+    return value is before or (isinstance(value, types.MethodType) and value == before)
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -65,7 +65,7 @@ def unpacked(self: Any) -> Any:
 
 
 def looped(self: Any) -> Any:
-    return [w for w in self.weights]
+    return [w + 1 for w in self.weights]
 
 
 def in_text(self: Any) -> Any:
