@@ -324,7 +324,7 @@ def test_append_print_and_numpy_are_three_reports_and_the_clean_step_has_none() 
     @ts.function
     def dirty(x: Any) -> Any:
         noise = np.random.normal(size=(3,)).astype("float32")  # three: draw
-        value = ops.mean((x + noise) ** 2)
+        value = ops.mean(ops.add(x, noise) ** 2)
         history.append(value)  # three: append
         print("loss", value)  # three: print
         return value
@@ -332,7 +332,7 @@ def test_append_print_and_numpy_are_three_reports_and_the_clean_step_has_none() 
     @ts.function
     def clean(x: Any) -> Any:
         noise = keras.random.normal((3,), seed=seeds)
-        value = ops.mean((x + noise) ** 2)
+        value = ops.mean(ops.add(x, noise) ** 2)
         return value, noise
 
     with heard(ts.SideEffectWarning) as found:
