@@ -97,7 +97,7 @@ def arrays(draw: Any, shape: tuple[int, ...], dtypes: Sequence[str] = DTYPES) ->
     dtype = draw(st.sampled_from(dtypes))
     count = int(np.prod(shape))
     values = draw(st.lists(numbers, min_size=count, max_size=count))
-    if values and draw(st.integers(0, 7)) == 0:
+    if values and draw(st.integers(0, 7)) == 5:
         values[draw(st.integers(0, count - 1))] = draw(st.one_of(odd_numbers, huge))
     plain = np.empty(count, dtype=object)
     plain[:] = values
@@ -244,8 +244,13 @@ anything = st.one_of(
 
 
 def mostly(good: Any) -> Any:
-    """Three in four fit, so that one wrong argument often comes among right ones."""
-    return st.integers(0, 3).flatmap(lambda n: anything if n == 0 else good)
+    """Seven in eight fit, so that one wrong argument often comes among right ones."""
+    return st.integers(0, 7).flatmap(lambda n: anything if n == 5 else good)
+
+
+def rarely(draw: Any) -> bool:
+    """One in sixteen, and neither the first nor the last choice, which are drawn more often."""
+    return bool(draw(st.integers(0, 15)) == 9)
 
 
 # ------------------------------------------------------------------ what comes out
@@ -269,11 +274,10 @@ class Outcomes:
 
     def state(self) -> list[tuple[str, Any, bytes]]:
         """All variables, bit for bit."""
-        found = []
-        for v in self.variables():
-            value = np.asarray(keras.ops.convert_to_numpy(v.value))
-            found.append((v.path, value.shape, value.tobytes()))
-        return found
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            values = [(v.path, np.asarray(keras.ops.convert_to_numpy(v))) for v in self.variables()]
+        return [(path, value.shape, value.tobytes()) for path, value in values]
 
     def blame(self, what: str, call: str) -> None:
         self.counts[f"WRONG: {what}"] += 1
@@ -292,7 +296,6 @@ class Outcomes:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 result = call()
-                complaint = check(result)
         except ts.TrainstepError as error:
             kind = type(error).__name__
             self.counts[kind] += 1
@@ -306,9 +309,10 @@ class Outcomes:
         except Exception as error:
             self.blame(f"{type(error).__name__}: {last_line(error)}", text())
         else:
-            if arity:
-                self.blame("a wrong number of arguments was taken", text())
-            elif complaint:
+            complaint = (
+                "a wrong number of arguments was taken" if arity else self.look(check, result)
+            )
+            if complaint:
                 self.blame(complaint, text())
             else:
                 self.counts["ran"] += 1
@@ -317,6 +321,15 @@ class Outcomes:
         if self.state() != before:
             self.blame("the state is another after an error", text())
             self.reset()
+
+    def look(self, check: Callable[[Any], str | None], result: Any) -> str | None:
+        """What is wrong with the result of a call that ran."""
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            try:
+                return check(result)
+            except Exception as error:
+                return f"a result that cannot be read: {type(error).__name__}: {last_line(error)}"
 
     def table(self) -> str:
         total = sum(self.counts.values())
@@ -345,11 +358,7 @@ def last_line(error: BaseException) -> str:
 
 
 def as_numbers(value: Any) -> np.ndarray:
-    if hasattr(value, "__array__") or isinstance(value, list | tuple | int | float):
-        array = np.asarray(value)
-    else:
-        array = np.asarray(host(value))
-    return array.astype("float64")
+    return np.asarray(value).astype("float64")
 
 
 def near(got: Any, wanted: np.ndarray) -> bool:
@@ -403,9 +412,9 @@ def test_a_function_with_a_signature_takes_or_refuses_whatever_comes() -> None:
             "w": draw(mostly(fitting((2,), rows))),
             "b": draw(mostly(st.one_of(fitting((), rows), numbers))),
         }
-        if draw(st.integers(0, 15)) == 0:
+        if rarely(draw):
             inner.pop(draw(st.sampled_from(["w", "b"])))
-        elif draw(st.integers(0, 15)) == 0:
+        elif rarely(draw):
             inner["more"] = draw(anything)
         args = [
             draw(mostly(fitting((None, 2), rows))),
@@ -417,11 +426,11 @@ def test_a_function_with_a_signature_takes_or_refuses_whatever_comes() -> None:
         kwargs = dict(zip(names[keep:], args[keep:], strict=True))
         args = args[:keep]
         shape = draw(st.integers(0, 40))
-        if shape == 0 and kwargs:
+        if shape == 17 and kwargs:
             kwargs.pop(next(iter(kwargs)))
-        elif shape == 1:
+        elif shape == 18:
             kwargs["other"] = 1.0
-        elif shape == 2:
+        elif shape == 19:
             args = [*args, *range(4)]
         return args, kwargs
 
@@ -515,7 +524,7 @@ def test_a_trainer_takes_or_refuses_whatever_comes() -> None:
         }
         if method != "predict_on_batch" and draw(st.booleans()):
             values["sample_weight"] = draw(mostly(fitting((None,), rows)))
-        if method == "train_on_batch" and draw(st.integers(0, 15)) == 0:
+        if method == "train_on_batch" and rarely(draw):
             values["class_weight"] = draw(
                 st.one_of(anything, st.just({0: 1.0, 1: 2.0}), st.just({0: "a"}))
             )
@@ -528,13 +537,13 @@ def test_a_trainer_takes_or_refuses_whatever_comes() -> None:
             args.append(kwargs.pop(name))
         wrong = False
         shape = draw(st.integers(0, 40))
-        if shape == 0:
+        if shape == 17:
             kwargs["other"] = 1.0
             wrong = True
-        elif shape == 1:
+        elif shape == 18:
             args = [*args, *range(6)]
             wrong = True
-        elif shape == 2 and "x" in kwargs:
+        elif shape == 19 and "x" in kwargs:
             kwargs.pop("x")
             wrong = True
         return method, args, kwargs, wrong
