@@ -28,6 +28,7 @@ from keras import layers, ops
 import trainstep as ts
 
 CALLS = int(os.environ.get("TRAINSTEP_FUZZ", "300"))
+pytestmark = pytest.mark.timeout(max(600, CALLS))
 
 FUZZ = settings(
     max_examples=CALLS,

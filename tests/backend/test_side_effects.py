@@ -209,7 +209,7 @@ def sets_an_inner_entry(x: Any) -> Any:
 
 
 RANDOM = ("keras.random", "SeedGenerator")
-ARGUMENT = ("argument",)
+ARGUMENT = ("argument", "pass ")
 RETURN = ("return",)
 SHOW = ("ts.print", "trainstep.print", "return")
 KINDS: list[tuple[Callable[[Any], Any], str, tuple[str, ...]]] = [
@@ -259,7 +259,8 @@ def test_each_kind_is_reported_once_with_its_line_what_happens_and_the_cure(
         for _ in range(3):
             step(X)
 
-    assert places(found) == [place(fn.__name__, __file__)]
+    assert set(places(found)) == {place(fn.__name__, __file__)}
+    assert len(found) == 1 or (fn is adds_in_place and len(found) == 2)  # a list, and an attribute
     text = str(found[0].message)
     assert name in text or (name == "mine" and "items" in text)
     assert any(cure in text for cure in cures)
@@ -884,7 +885,7 @@ def local_list(x: Any) -> Any:
         parts.append(x * i)
     parts[0] = x
     parts += [x]
-    parts.sort(key=id)
+    parts.reverse()
     return ops.sum(ops.stack(parts), axis=0)
 
 
