@@ -96,9 +96,12 @@ class Arguments:
         leaves.append(np.asarray(x, dtype))
 
     def _int(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
-        dtype = "int32" if -(2**31) <= x < 2**31 else self.engine.canonical("int64")
-        if dtype == "int32" and not -(2**31) <= x < 2**31:
-            raise ValueError("an integer beyond 32 bits, which this engine cannot hold")
+        if -(2**31) <= x < 2**31:
+            dtype = "int32"
+        elif -(2**63) <= x < 2**63:
+            dtype = "int64"  # whether the engine has that, or it becomes a float, comes later
+        else:
+            raise ValueError("an integer beyond 64 bits, which no engine can hold")
         key.append((int, dtype))
         leaves.append(np.asarray(x, dtype))
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from trainstep._arguments import like, structure
+from trainstep._dtypes import cast as without_loss
 from trainstep._errors import ArgumentError
 from trainstep._shapes import BATCH, Varying
 from trainstep._signature import Part
@@ -126,12 +127,15 @@ def _note_dtypes(name: str, spec: Any, found: dict[str, str]) -> None:
 
 
 def _as_declared(spec: Any, value: Any) -> Any:
-    if not isinstance(spec, Spec) or type(value) not in (int, float, list):
+    number = isinstance(value, (int, float, np.integer, np.floating)) and type(value) is not bool
+    if not isinstance(spec, Spec) or not (number or type(value) is list):
         return value
-    array = np.asarray(value)
-    known = array.dtype.kind in "biuf" and spec.dtype != "bfloat16"
-    loses_nothing = known and np.can_cast(array.dtype, spec.dtype, "same_kind")
-    return array.astype(spec.dtype) if loses_nothing else value
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return value
+    made = without_loss(array, spec.dtype) if array.dtype.kind in "biuf" else None
+    return value if made is None else made
 
 
 def _tell_sizes(name: str, spec: Any, varying: Varying) -> None:

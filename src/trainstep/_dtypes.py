@@ -61,12 +61,13 @@ class Dtypes:
                 continue
             wanted, leaf = next(entries), leaves[len(made)]
             if _dtype(wanted) != _dtype(entry):
-                cast = _cast(leaf, _dtype(wanted))
-                if cast is None and not isinstance(entry, str):
-                    wanted, cast = entry, leaf  # a number that does not fit has its own program
-                if cast is None:
+                made_of = cast(leaf, _dtype(wanted))
+                if made_of is None and not isinstance(entry, str):
+                    wanted, made_of = entry, leaf  # a number that does not fit has its own program
+                    self._check_engine(self._labels(values)[len(made)], entry)
+                if made_of is None:
                     raise self._lossy(len(made), wanted, entry, leaf, values)
-                leaf = cast
+                leaf = made_of
             skeleton.append(wanted)
             made.append(leaf)
         return (tuple(skeleton), key[1]), made
@@ -106,7 +107,20 @@ class Dtypes:
         entries = [entry for entry in key[0] if _is_leaf(entry)]
         labels = self._labels(values)
         plan = [_wanted(self._fixed.get(n, e), e) for n, e in zip(labels, entries, strict=True)]
+        for label, entry in zip(labels, plan, strict=True):
+            self._check_engine(label, entry)
         return _AS_IS if plan == entries else plan
+
+    def _check_engine(self, label: str, entry: Entry) -> None:
+        dtype = _dtype(entry)
+        if self._arguments.engine.canonical(dtype) != dtype:
+            raise ArgumentError(
+                self._function,
+                label,
+                "an integer of 32 bits, which is what the engine has",
+                "one beyond that",
+                "pass a float, or an array of smaller integers",
+            )
 
     def _lossy(
         self, index: int, wanted: Entry, entry: Entry, leaf: Any, values: Sequence[Any]
@@ -143,18 +157,31 @@ def _is_float(dtype: str) -> bool:
     return bool(keras.backend.is_float_dtype(dtype))
 
 
-def _cast(x: Any, dtype: str) -> Any:
-    """An array in another dtype; None if that would lose something."""
+def cast(x: Any, dtype: str) -> Any:
+    """An array in another dtype; None if that would lose something.
+
+    From float64 to float32 is no loss here, as it is none to Keras.
+    """
     array = np.asarray(ops.convert_to_numpy(x))
-    kind, name = array.dtype.kind, array.dtype.name
-    known = np.dtype(dtype) if dtype != "bfloat16" else None
+    kind = array.dtype.kind
+    if not _may_become(kind, dtype):
+        return None
+    if dtype == "bfloat16":
+        made = ops.convert_to_numpy(ops.cast(array, dtype))
+    else:
+        with np.errstate(over="ignore"):
+            made = array.astype(dtype)
+    if array.dtype.name == "float64" and dtype == "float32":
+        return made
+    # As integers the two are compared as they are: -128 and 128 have the same bits.
+    back = made.astype(array.dtype) if made.dtype.kind not in "iu" else made
+    return made if np.array_equal(back, array, equal_nan=kind in "fc") else None
+
+
+def _may_become(kind: str, dtype: str) -> bool:
+    """Whether an array of a NumPy kind can be of a dtype at all: floats are no integers."""
     if _is_float(dtype):
-        if kind in "iu" or kind == "b":
-            made = array.astype(known) if known else ops.convert_to_numpy(ops.cast(x, dtype))
-            return made if kind == "b" or (made.astype(array.dtype) == array).all() else None
-        narrower = dtype not in _NARROW or name == dtype
-        return array.astype(known) if kind in "fV" and narrower and known else None
-    if known is None or known.kind not in "iuc" or kind not in "iub":
-        return array.astype(known) if known is not None and known.kind == "c" else None
-    made = array.astype(known)
-    return made if (made == array).all() else None
+        return kind in "fiubV"
+    if dtype.startswith("complex"):
+        return kind in "fiubc"
+    return kind in "iub" and dtype != "bool"

@@ -24,6 +24,7 @@ import numpy as np
 from keras.src.backend.common import KerasVariable
 
 from trainstep import _site
+from trainstep._arguments import structure
 from trainstep._bytecode import Call, Constant, Path, Scan, scan
 from trainstep._places import (
     CONTAINERS,
@@ -145,7 +146,9 @@ class Reach:
         if isinstance(value, tuple):
             given = [self._argument(f"{name}[{i}]", each) for i, each in enumerate(value)]
             return Place("", "", Spread(given))
-        found = None if is_data(value) else self._object(value, f"`{name}`")
+        if is_data(value) or structure(value) is not None:  # values of the call, not around it
+            return None
+        found = self._object(value, f"`{name}`")
         if found is not None:
             self._used(found)
         return found

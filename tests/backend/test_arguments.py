@@ -53,10 +53,14 @@ def test_one_and_one_point_zero_and_true_are_never_confused() -> None:
     wanted_in_turn = [(1, "int", 2), (1.0, "float", 2), (True, "bool", 100)]
     for order in itertools.permutations(wanted_in_turn):
         step = ts.function(kind)
+        kinds = [key for _, key, _ in order]
+        floats_come_first = kinds.index("float") < kinds.index("int")
         for value, key, number in [*order, *order]:
             (got,) = step(value).items()
-            assert (got[0], float(got[1])) == (key, number)
-        assert step.trace_count == 3
+            # An int enters the program of a float, if that came first.
+            wanted = "float" if key == "int" and floats_come_first else key
+            assert (got[0], float(got[1])) == (wanted, number)
+        assert step.trace_count == (2 if floats_come_first else 3)
 
 
 def test_zero_and_false_and_none_and_nothing_are_never_confused() -> None:
@@ -80,7 +84,8 @@ def test_zero_and_false_and_none_and_nothing_are_never_confused() -> None:
                 assert type(got) is type(wanted)
             else:
                 assert float(got) == wanted
-        assert step.trace_count == len(cases)
+        # Where 0.0 came first, 0 enters its program.
+        assert step.trace_count == len(cases) - (order is not cases)
 
 
 def test_numbers_inside_structures_are_not_confused() -> None:
@@ -523,7 +528,7 @@ MISFITS = {
         np.zeros((3, 4, 1), "float32"),
         ["`x`", "float32[?,4]", "float32[3,4,1]", "to fix:"],
     ),
-    "dtype": (np.zeros((3, 4), "int32"), ["`x`", "dtype", "float32[?,4]", "int32[3,4]", "to fix:"]),
+    "dtype": (np.zeros((3, 4), "complex64"), ["`x`", "float32", "complex64[3,4]", "to fix:"]),
     "text": ("text", ["`x`", "float32[?,4]", "'text'", "to fix:"]),
     "none": (None, ["`x`", "float32[?,4]", "None", "to fix:"]),
     "structure": ([np.zeros((3, 4)), np.zeros((3, 4))], ["`x`", "float32[?,4]", "to fix:"]),
