@@ -268,6 +268,8 @@ class Compiler:
         builds: list[Build] = []
         values = call.values
         objects = self.arguments.objects(values)
+        recorder.engine, recorder.objects = self._engine, objects
+        recorder.sizes_vary = pattern is not None
         leaves, axes = call.leaves, None
         if pattern is not None:
             leaves, axes = enlarged(leaves, pattern, first or {}), pattern.axes
@@ -307,7 +309,8 @@ class Compiler:
         """Compiles a recorded step with the compiler asked for, or with each, to be measured."""
         if traced.uncompiled:
             return "python", traced.build("")
-        quick, thorough = self._engine.compilers[0], self._engine.compilers[-1]
+        compilers = traced.compilers or self._engine.compilers
+        quick, thorough = compilers[0], compilers[-1]
         if self._options.optimize != "measure" or quick == thorough:
             compiler = thorough if self._options.optimize == "full" else quick
             return compiler, traced.build(compiler)

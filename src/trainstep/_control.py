@@ -93,8 +93,8 @@ def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
     """Runs every case and selects the results and writes of case `index`."""
     branches = []
     results = []
-    for case in cases:
-        branch, result = _run(case)
+    for number, case in enumerate(cases):
+        branch, result = _run(case, (index, number))
         branches.append(branch)
         results.append(result)
     written = {key: variable for branch in branches for key, variable in branch.writes.items()}
@@ -107,13 +107,22 @@ def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
     return tree.map_structure(lambda *leaves: _choose(index, leaves), *results)
 
 
-def _run(case: Callable[[], Any]) -> tuple[Branch, Any]:
-    """Runs one case without letting its writes out."""
+def _run(case: Callable[[], Any], place: tuple[Any, int]) -> tuple[Branch, Any]:
+    """Runs one case without letting its writes out.
+
+    Args:
+        case: The function.
+        place: The index that is selected by, and the one that this case has.
+    """
     recorder = active()
     assert recorder is not None
     branch = Branch(lambda variable, value: recorder.shielded(value), current_scope().place)
-    with branch:
-        result = case()
+    recorder.branches.append(place)
+    try:
+        with branch:
+            result = case()
+    finally:
+        recorder.branches.pop()
     for key, variable in branch.held.items():
         if recorder.updated_in_place(branch.state_mapping[key]):
             branch.writes[key] = variable
