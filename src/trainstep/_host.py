@@ -140,7 +140,8 @@ def _taken_out(
         unknown = hasattr(x, "is_fully_defined") and not x.is_fully_defined()
         if unknown and recorder is not None and recorder.sizes_vary:
             raise Refused("`shape` of a size that varies; use `keras.ops.shape`")
-        return engine.is_tensor(x) and not isinstance(x, (np.ndarray, np.generic))
+        known = engine.is_tensor(x) or ops.is_tensor(x)  # TensorFlow's own variables, too
+        return known and not isinstance(x, (np.ndarray, np.generic))
 
     try:
         return take_out(values, is_tensor, () if recorder is None else recorder.objects)

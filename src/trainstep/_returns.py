@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from trainstep._arguments import like, structure
@@ -104,7 +103,7 @@ def _fits(array: Any, dtype: Any) -> bool:
 
 
 def _kind(dtype: Any) -> str:
-    return "f" if keras.backend.is_float_dtype(dtype.name) else str(dtype.kind)  # bfloat16, too
+    return "f" if dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2") else str(dtype.kind)
 
 
 def _filled(returns: Any, tensors: Iterator[Any]) -> Any:
