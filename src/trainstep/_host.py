@@ -20,7 +20,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from trainstep import _engines
 from trainstep._arguments import like, structure
 from trainstep._engines import Engine, Refused
-from trainstep._errors import ArgumentError
+from trainstep._errors import ArgumentError, TrainstepError
 from trainstep._outputs import Build, take_out
 from trainstep._returns import filled, fitting, specs_in
 from trainstep._state import Recorder, active
@@ -112,6 +112,12 @@ def _call(fn: Callable[..., Any], args: Any, kwargs: Any, returns: Any) -> Any:
     if in_symbolic_scope():  # Keras is finding out shapes
         return filled(returns, [ops.zeros(s.shape, s.dtype) for s in specs])
     recorder = active()
+    if recorder is not None and recorder.vectorizes:
+        raise TrainstepError(
+            f"`{name}` is called inside keras.ops.vectorized_map, which runs a function once for "
+            "all elements: there is no call for each.\n"
+            "  to fix:   use keras.ops.map, or call it outside with all of them"
+        )
     engine: Engine = _engines.current() if recorder is None else recorder.engine
     tensors, build = _taken_out(name, (args, kwargs), engine, recorder)
     count = len(tensors)

@@ -164,6 +164,7 @@ class Recorder(Recording):
         self.hosts: list[Any] = []  # what the step calls on the host, as the engine notes it
         self.token: Any = None  # what an engine may pass from one such call to the next
         self.first_token: Callable[[], Any] = lambda: None
+        self.vectorizes = False  # a function is being run once for many elements
         # The branches that are computed side by side with others: an index, and which it is.
         self.branches: list[tuple[Any, int]] = []
 

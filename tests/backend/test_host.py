@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import io
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -468,6 +469,19 @@ def test_a_while_loop_calls_at_every_turn(backend: str) -> None:
     assert float(host(w)) == 2.0
 
 
+def test_a_map_that_computes_all_elements_at_once_is_refused() -> None:
+    @ts.function
+    def step(x: Any) -> Any:
+        return ops.vectorized_map(lambda row: (ts.print(row), ops.sum(row))[1], x)
+
+    with pytest.raises(
+        ts.TrainstepError, match=r"vectorized_map[\s\S]*to fix:   use keras.ops.map"
+    ):
+        step(np.ones((3, 2), "float32"))
+
+    assert host(ts.function(lambda x: ops.vectorized_map(ops.sum, x))(np.ones((3, 2)))).sum() == 6
+
+
 def test_a_function_in_a_function_calls_once() -> None:
     seen: list[float] = []
 
@@ -483,6 +497,50 @@ def test_a_function_in_a_function_calls_once() -> None:
     assert float(outer(ONE)) == 3.0
     assert float(outer(TWO)) == 4.0
     assert seen == [1.0, 2.0, 2.0, 3.0]
+
+
+def test_inside_another_compilers_trace_it_calls_at_every_run(backend: str) -> None:
+    seen: list[float] = []
+
+    def fn(x: Any) -> Any:
+        return x + ts.callback(lambda a: (seen.append(float(a)), a)[1], x, returns=ts.Spec(()))
+
+    if backend == "jax":
+        import jax
+
+        compiled = jax.jit(fn)
+    elif backend == "tensorflow":
+        import tensorflow as tf
+
+        compiled = tf.function(fn, autograph=False)
+    else:
+        pytest.skip("torch.compile runs what it does not know as Python")
+
+    assert [float(compiled(ops.cast(i, "float32"))) for i in (1, 2, 3)] == [2.0, 4.0, 6.0]
+    assert seen == [1.0, 2.0, 3.0]
+
+
+def test_threads_that_share_a_step_each_get_their_calls() -> None:
+    seen: list[float] = []
+    w = keras.Variable(0.0)
+
+    @ts.function
+    def step(x: Any) -> Any:
+        w.assign_add(1.0)
+        return ts.callback(lambda a: (seen.append(float(a)), a)[1], x, returns=ts.Spec(()))
+
+    def work(start: int) -> None:
+        for i in range(start, start + 25):
+            assert float(step(np.array(i, "float32"))) == i
+
+    threads = [threading.Thread(target=work, args=(100 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(seen) == [100.0 * i + j for i in range(4) for j in range(25)]
+    assert float(host(w)) == 100.0
 
 
 def test_large_arrays_come_whole() -> None:

@@ -52,7 +52,7 @@ class Host:
 
         return Host(cut)
 
-    def take_raised(self) -> BaseException | None:
+    def taken(self) -> BaseException | None:
         """What it raised, which is then forgotten."""
         error, self.raised = self.raised, None
         return error
@@ -68,10 +68,12 @@ def surfacing(run: Callable[[Sequence[Any]], Any], hosts: Sequence[Host]) -> Cal
     """The same program, raising what a function on the host raised and not what became of it."""
 
     def careful(leaves: Sequence[Any]) -> Any:
+        for host in hosts:
+            host.raised = None
         try:
             return run(leaves)
         except Exception:
-            raised = [error for host in hosts if (error := host.take_raised()) is not None]
+            raised = [error for host in hosts if (error := host.taken()) is not None]
             if not raised:
                 raise
         # Out here, so that the engine's error does not become the context of the user's own.
