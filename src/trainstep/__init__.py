@@ -25,6 +25,8 @@ from trainstep._grad import clip_by_global_norm as clip_by_global_norm
 from trainstep._grad import global_norm as global_norm
 from trainstep._grad import grad as grad
 from trainstep._grad import value_and_grad as value_and_grad
+from trainstep._host import callback as callback
+from trainstep._host import print as print
 from trainstep._inspect import Inspection as Inspection
 from trainstep._ledger import Ledger as Ledger
 from trainstep._ledger import TraceEvent as TraceEvent
@@ -60,11 +62,13 @@ __all__ = [
     "TrainstepError",
     "Verification",
     "accelerate",
+    "callback",
     "clip_by_global_norm",
     "function",
     "global_norm",
     "grad",
     "ledger",
+    "print",
     "restore",
     "set_cache",
     "value_and_grad",

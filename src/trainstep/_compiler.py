@@ -291,7 +291,8 @@ class Compiler:
         """Compiles a recorded step with the compiler asked for, or with each, to be measured."""
         if traced.uncompiled:
             return "python", traced.build("")
-        quick, thorough = self._engine.compilers[0], self._engine.compilers[-1]
+        compilers = traced.compilers or self._engine.compilers
+        quick, thorough = compilers[0], compilers[-1]
         if self._options.optimize != "measure" or quick == thorough:
             compiler = thorough if self._options.optimize == "full" else quick
             return compiler, traced.build(compiler)

@@ -23,6 +23,7 @@ from trainstep._errors import StateError
 from trainstep._state import Branch, active, current_scope
 
 _core: Any = keras_backend.core
+_NAMES = ("cond", "switch", "while_loop", "fori_loop", "vectorized_map")
 
 
 class Uncompilable(Exception):
@@ -38,8 +39,8 @@ def traced_control_flow(*, by_value: bool) -> Iterator[None]:
     Args:
         by_value: Whether Keras's own functions ask Python for tensor values on this engine.
     """
-    natives = {name: getattr(_core, name) for name in ("cond", "switch", "while_loop", "fori_loop")}
-    cond, switch, while_loop, fori_loop = natives.values()
+    natives = {name: getattr(_core, name) for name in _NAMES}
+    cond, switch, while_loop, fori_loop, vectorized_map = natives.values()
 
     def traced_cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
         if not _compiling():
@@ -70,8 +71,19 @@ def traced_control_flow(*, by_value: bool) -> Iterator[None]:
             raise Uncompilable("keras.ops.fori_loop")
         return fori_loop(lower, upper, *args, **kwargs)
 
+    def traced_vectorized_map(function: Callable[..., Any], elements: Any) -> Any:
+        recorder = active()
+        if recorder is None:
+            return vectorized_map(function, elements)
+        outer, recorder.vectorizes = recorder.vectorizes, True
+        try:
+            return vectorized_map(function, elements)
+        finally:
+            recorder.vectorizes = outer
+
     _core.cond, _core.switch = traced_cond, traced_switch
     _core.while_loop, _core.fori_loop = traced_while_loop, traced_fori_loop
+    _core.vectorized_map = traced_vectorized_map
     try:
         yield
     finally:
@@ -93,8 +105,8 @@ def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
     """Runs every case and selects the results and writes of case `index`."""
     branches = []
     results = []
-    for case in cases:
-        branch, result = _run(case)
+    for number, case in enumerate(cases):
+        branch, result = _run(case, (index, number))
         branches.append(branch)
         results.append(result)
     written = {key: variable for branch in branches for key, variable in branch.writes.items()}
@@ -107,13 +119,22 @@ def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
     return tree.map_structure(lambda *leaves: _choose(index, leaves), *results)
 
 
-def _run(case: Callable[[], Any]) -> tuple[Branch, Any]:
-    """Runs one case without letting its writes out."""
+def _run(case: Callable[[], Any], place: tuple[Any, int]) -> tuple[Branch, Any]:
+    """Runs one case without letting its writes out.
+
+    Args:
+        case: The function.
+        place: The index that is selected by, and the one that this case has.
+    """
     recorder = active()
     assert recorder is not None
     branch = Branch(lambda variable, value: recorder.shielded(value), current_scope().place)
-    with branch:
-        result = case()
+    recorder.branches.append(place)
+    try:
+        with branch:
+            result = case()
+    finally:
+        recorder.branches.pop()
     for key, variable in branch.held.items():
         if recorder.updated_in_place(branch.state_mapping[key]):
             branch.writes[key] = variable

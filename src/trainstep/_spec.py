@@ -50,8 +50,11 @@ class Spec:
                 str(self),
                 "give `warm_up` the size that the first batch will have, or the `largest` one",
             )
-        sizes = [int(size or 0) for size in self.shape]
-        return np.zeros(sizes, "float32" if self.dtype == "bfloat16" else self.dtype)
+        return np.zeros(self.sizes(), "float32" if self.dtype == "bfloat16" else self.dtype)
+
+    def sizes(self) -> tuple[int, ...]:
+        """The shape, of which every size is known."""
+        return tuple(int(size or 0) for size in self.shape)
 
     def sized(self, size_of: Callable[[str | None], int | str | None]) -> Spec:
         """The same with sizes in place of names and None."""

@@ -159,6 +159,15 @@ class Recorder(Recording):
         self.shielded: Callable[[Any], Any] = lambda value: value
         self.uncompiled = False  # the engine gave up recording: tensors have values now
         self.gradients: list[Any] | None = None  # those taken by the step itself, if asked for
+        self.engine: Any = None
+        self.objects: list[Any] = []  # among the arguments: a program does not hold them
+        self.sizes_vary = False
+        self.hosts: list[Any] = []  # what the step calls on the host, as the engine notes it
+        self.token: Any = None  # what an engine may pass from one such call to the next
+        self.first_token: Callable[[], Any] = lambda: None
+        self.vectorizes = False  # a function is being run once for many elements
+        # The branches that are computed side by side with others: an index, and which it is.
+        self.branches: list[tuple[Any, int]] = []
 
     def is_here(self) -> bool:
         """Whether the step itself is being run, not a differentiation, branch or loop in it."""

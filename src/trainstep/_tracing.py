@@ -109,6 +109,8 @@ class Tracer:
         builds: list[Build] = []
         values = call.values
         objects = self._arguments.objects(values)
+        recorder.engine, recorder.objects = self._engine, objects
+        recorder.sizes_vary = pattern is not None
         leaves, axes = call.leaves, None
         if pattern is not None:
             leaves, axes = enlarged(leaves, pattern, first or {}), pattern.axes

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from trainstep._engines._hosting import HostFunction, Results
 from trainstep._errors import nothing_to_differentiate_by
 from trainstep._source import Source
 from trainstep._state import Recorder
@@ -119,6 +120,7 @@ class Traced:
     writes: list[Variable]
     build: BuildProgram
     uncompiled: str = ""  # what the engine could not record: the step runs as Python
+    compilers: tuple[str, ...] = ()  # those of the engine's that can compile it; (): all
     broken: Callable[[Sizes], str] = nothing_assumed
 
 
@@ -208,4 +210,19 @@ class Engine(Protocol):
 
     def tensor(self, x: Any) -> Tensor:
         """`x` as a tensor that can be differentiated by."""
+        ...
+
+    def host_call(
+        self, fn: HostFunction, tensors: Sequence[Tensor], results: Results
+    ) -> list[Tensor]:
+        """Calls Python: at once, or at every run of the program that is being traced.
+
+        Calls are kept and made in their order, before any variable changes; what one raises, the
+        program raises. No gradient flows through.
+
+        Args:
+            fn: Takes a list of NumPy arrays of its own, and returns one.
+            tensors: What it takes.
+            results: The shapes and dtypes of what it returns; the dtypes are the engine's.
+        """
         ...

@@ -35,7 +35,9 @@ from trainstep._engines._base import (
     Wanted,
     chosen,
 )
+from trainstep._engines._hosting import HostFunction, Results
 from trainstep._engines._jax_bucket import build_bucket, check_state
+from trainstep._engines._jax_host import host_call
 from trainstep._engines._jax_program import build
 from trainstep._engines._jax_sizes import Assumptions, assuming, needs_a_number, symbolic
 from trainstep._errors import ForeignTraceError
@@ -153,6 +155,11 @@ class JaxEngine:
         parts["branch"].give_back(extra[parts["count"] :])
         by_id = dict(zip(map(id, wanted), by_variable, strict=True))
         return value, parts["aux"].of(extra), [by_id[id(v)] for v in variables], by_leaf
+
+    def host_call(
+        self, fn: HostFunction, tensors: Sequence[Tensor], results: Results
+    ) -> list[Tensor]:
+        return host_call(fn, tensors, results)
 
 
 def make() -> JaxEngine:

@@ -18,7 +18,9 @@ import numpy as np
 from jax.extend import core as jex
 
 from trainstep._engines._base import Executable, Options, Tensor, Variable
+from trainstep._engines._hosting import surfacing
 from trainstep._engines._jax_cache import on_disk
+from trainstep._engines._jax_host import hosts_in
 from trainstep._engines._padding import SMALL, own
 from trainstep._source import Source, define
 
@@ -55,7 +57,7 @@ def build(
     with on_disk():
         compiled = lowered.compile()
     if fallible:
-        return _careful(compiled, [*changed, *fixed], writes)
+        return surfacing(_careful(compiled, [*changed, *fixed], writes), hosts_in(jaxpr))
     return Lean(_direct_call(compiled), changed, fixed, writes, bool(donated))
 
 
@@ -135,6 +137,7 @@ def _careful(call: Callable[..., Any], state: list[Variable], writes: list[Varia
 
     def run(leaves: Sequence[Any]) -> list[Tensor]:
         results = iter(jax.block_until_ready(call(*map(_value, old), *leaves)))
+        jax.effects_barrier()  # a step may have no result that would have to be waited for
         _consume(map(setitem, new, repeat("_value"), results))
         return list(results)
 

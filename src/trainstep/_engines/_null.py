@@ -1,7 +1,8 @@
 """An engine that compiles nothing: for tests of everything above the engines.
 
 It runs the step once, on the arrays as they are, keeps what it was asked to compile in
-`compiled`, and answers every call with the outputs of that one run.
+`compiled`, and answers every call with the outputs of that one run. What a step calls on the host
+is called at every run, with the arrays of that one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from trainstep._engines._base import (
     Traced,
     Wanted,
 )
-from trainstep._state import Recorder
+from trainstep._engines._hosting import HostFunction, Results
+from trainstep._state import Recorder, active
 
 
 class NullEngine:
@@ -100,6 +102,7 @@ class NullEngine:
         with recorder:
             outputs = step(leaves)
         self.compiled.append([tuple(x.shape) for x in leaves])
+        hosts = recorder.hosts
 
         def build(compiler: str, bucket: Sizes | None = None) -> Executable:
             if bucket is not None:
@@ -107,6 +110,8 @@ class NullEngine:
 
             def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
                 self.runs += 1
+                for fn, arrays in hosts:
+                    fn([np.array(x) for x in arrays])
                 return outputs
 
             return run
@@ -121,3 +126,12 @@ class NullEngine:
         found = wanted() if callable(wanted) else wanted
         by_variable = [np.zeros(tuple(v.shape)) for v in found]
         return value, aux, by_variable, [np.zeros_like(x) for x in leaves]
+
+    def host_call(
+        self, fn: HostFunction, tensors: Sequence[Tensor], results: Results
+    ) -> list[Tensor]:
+        recorder = active()
+        if recorder is None:
+            return fn([np.array(x) for x in tensors])
+        recorder.hosts.append((fn, tensors))
+        return [np.zeros(shape, dtype) for shape, dtype in results]

@@ -34,6 +34,8 @@ from trainstep._engines._base import (
     chosen,
     is_wanted,
 )
+from trainstep._engines._hosting import Host, HostFunction, Results, surfacing
+from trainstep._engines._tensorflow_host import host_call
 from trainstep._engines._tensorflow_sizes import specs as sizes_unknown
 from trainstep._engines._tensorflow_sizes import unknown_sizes
 from trainstep._state import Branch, Recorder, current_scope, initialize_pending
@@ -127,6 +129,7 @@ class TensorFlowEngine:
         finally:
             _let_go(recorder.home, stand_ins)
 
+        hosts = recorder.hosts
         if options.repeat:
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
             several = tf.function(partial(_repeated, concrete, options.repeat), autograph=False)
@@ -135,10 +138,11 @@ class TensorFlowEngine:
         def build(compiler: str, bucket: Sizes | None = None) -> Executable:
             if compiler == "xla":
                 whole = tf.function(partial(concrete), autograph=False, jit_compile=True)
-                return _executable(whole.get_concrete_function(*specs))
-            return _executable(concrete)
+                return _executable(whole.get_concrete_function(*specs), hosts)
+            return _executable(concrete, hosts)
 
-        return Traced(list(recorder.reads.values()), writes, build)
+        compilers = ("graph",) if hosts else self.compilers  # XLA cannot call the host
+        return Traced(list(recorder.reads.values()), writes, build, compilers=compilers)
 
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
@@ -174,6 +178,11 @@ class TensorFlowEngine:
         ]
         return value, aux, by_variable, [tf.convert_to_tensor(g) for g in by_source]
 
+    def host_call(
+        self, fn: HostFunction, tensors: Sequence[Tensor], results: Results
+    ) -> list[Tensor]:
+        return host_call(fn, tensors, results)
+
 
 def make() -> TensorFlowEngine:
     """The engine."""
@@ -182,7 +191,12 @@ def make() -> TensorFlowEngine:
 
 def _repeated(step: Any, count: int, *stacked: Tensor) -> list[Tensor]:
     """A step made into several, one after the other."""
-    results = [step(*(x[index] for x in stacked)) for index in range(count)]
+    results: list[Any] = []
+    graph = tf.compat.v1.get_default_graph()
+    for index in range(count):
+        # Also where no variable makes one wait for the other: they may call the host.
+        with tf.control_dependencies(graph.get_operations()):
+            results.append(step(*(x[index] for x in stacked)))
     return [tf.stack(outputs) for outputs in zip(*results, strict=True)]
 
 
@@ -268,7 +282,7 @@ def _variable_methods(tensor: Tensor, variable: Variable) -> dict[str, Any]:
     }
 
 
-def _executable(concrete: Any) -> Executable:
+def _executable(concrete: Any, hosts: Sequence[Host]) -> Executable:
     eager = type(tf.zeros(()))
     # Past the layers that match Python arguments to the graph's: ours are in order already.
     call, captured = concrete._inference_function.call_flat, concrete.captured_inputs
@@ -278,4 +292,4 @@ def _executable(concrete: Any) -> Executable:
         return call(*tensors, *captured)  # type: ignore[no-any-return]
 
     run.graph = concrete  # type: ignore[attr-defined]  # the function lives as long as this does
-    return run
+    return surfacing(run, hosts) if hosts else run

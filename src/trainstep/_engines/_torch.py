@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,10 @@ from trainstep._engines._base import (
     is_wanted,
     nothing_assumed,
 )
+from trainstep._engines._hosting import Host, HostFunction, Results
 from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
+from trainstep._engines._torch_host import host_call, new_token, token_input
 from trainstep._engines._torch_state import (
     WIDENED,
     as_tensor,
@@ -138,10 +141,12 @@ class TorchEngine:
                     recorder.writes.setdefault(key, recorder.reads[key])
             updated.extend(map(guard.updated, (*lifted.values(), *tensors)))
             given = {memory(x) for x in (*tensors, *lifted.values())}
-            return _apart(guard, recorder, sources, outputs, given)
+            token = [] if recorder.token is None else [recorder.token]
+            return [*_apart(guard, recorder, sources, outputs, given), *token]
 
         recorder.lift, recorder.store = lift, store
         recorder.shielded, recorder.updated_in_place = _copy, guard.updated
+        recorder.first_token = partial(token_input, sizes.copy)
         tensors = [
             x.detach().clone(memory_format=torch.contiguous_format)
             if isinstance(x, torch.Tensor)
@@ -153,6 +158,7 @@ class TorchEngine:
             with recorder, guard:
                 module = sizes.record(guard.watching(pure), tensors)
         except Uncompilable as culprit:
+            recorder.hosts, recorder.token = [], None
             traced = eager(step, tensors, recorder, str(culprit))
             return _repeated(traced, options.repeat) if options.repeat else traced
         finally:
@@ -161,11 +167,12 @@ class TorchEngine:
         _drop_detach(module.graph)
         module.recompile()
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
+        hosts = recorder.hosts
         traced = Traced(
             reads,
             writes,
             lambda compiler, bucket=None: _build(
-                module, reads, writes, tensors, compiler if axes is None else "graph"
+                module, reads, writes, tensors, compiler if axes is None else "graph", hosts=hosts
             ),
             broken=sizes.assumptions(),
         )
@@ -211,6 +218,11 @@ class TorchEngine:
             for v, source in zip(variables, found, strict=True)
         ]
         return (value if depth else value.detach()), aux, by_variable, list(gradients)
+
+    def host_call(
+        self, fn: HostFunction, tensors: Sequence[Tensor], results: Results
+    ) -> list[Tensor]:
+        return host_call(fn, tensors, results)
 
 
 def make() -> TorchEngine:
@@ -342,14 +354,21 @@ def _drop_detach(graph: Any) -> None:
 
 
 def _build(
-    module: Any, reads: list[Variable], writes: list[Variable], tensors: list[Tensor], compiler: str
+    module: Any,
+    reads: list[Variable],
+    writes: list[Variable],
+    tensors: list[Tensor],
+    compiler: str,
+    *,
+    hosts: Sequence[Host],
 ) -> Executable:
     call: Callable[..., Any] = module.forward
+    token = [new_token()] if hosts else []
     if compiler == "inductor":
         state = [v._value.detach() for v in reads]
         with torch.no_grad():
-            call = torch._inductor.compile(module, [*state, *tensors])
-    count = len(writes)
+            call = torch._inductor.compile(module, [*state, *tensors, *token])
+    outputs = slice(len(writes), -1 if hosts else None)
 
     def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
         arrays = [x.contiguous() if type(x) is torch.Tensor else as_tensor(x) for x in leaves]
@@ -357,10 +376,11 @@ def _build(
         # Not `torch.no_grad`, which is Python: Ctrl-C inside it would leave gradients turned off.
         try:
             set_grad_enabled(False)
-            results = call(*map(value_of, reads), *arrays)
+            results = call(*map(value_of, reads), *arrays, *token)
             write_back(writes, results)
         finally:
             set_grad_enabled(enabled)
-        return results[count:]  # type: ignore[no-any-return]
+        return results[outputs]  # type: ignore[no-any-return]
 
+    run.hosts = hosts  # type: ignore[attr-defined]  # they live as long as this does
     return run

@@ -22,10 +22,11 @@ def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder, culprit: st
     recorder.uncompiled = True
     _run(step, tensors, recorder)
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
+    place = recorder.place
 
     def build(compiler: str, bucket: Sizes | None = None) -> Executable:
         def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
-            scope = Recording(recorder.place)
+            scope = Recording(place)
             enabled = torch.is_grad_enabled()
             try:
                 outputs = _run(step, [as_tensor(x).clone() for x in leaves], scope)

@@ -1,4 +1,4 @@
-"""Rules for operations that hold a program of their own: calls, loops, branches."""
+"""Rules for operations that hold a program of their own (calls, loops, branches), or Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from trainstep._engines._masking._bucket import Tensor, varies
+from trainstep._engines._masking._bucket import Tensor, varies, varying
 from trainstep._engines._masking._evaluate import Equation, evaluate_closed, rule
 
 
@@ -98,3 +98,11 @@ def _branch(e: Equation) -> list[Tensor]:
 
 def _run(e: Equation, branch: Any, *operands: Tensor) -> list[Tensor]:
     return evaluate_closed(e.bucket, branch, operands)
+
+
+@rule("host_callback")
+def _host(e: Equation) -> list[Tensor]:
+    """A call to the host, where the padding is cut off."""
+    sizes = [e.bucket.true(dim) for shape in e.shapes for dim in shape if varies(dim)]
+    host = e.params["host"].cutting([varying(shape) for shape in e.shapes])
+    return e.bind(*e.operands, *sizes, host=host)  # type: ignore[no-any-return]
