@@ -18,7 +18,7 @@ from trainstep._arguments import like, structure
 from trainstep._engines import Engine
 from trainstep._engines._base import Tensor, Variable, Wanted
 from trainstep._errors import GradientError, nothing_to_differentiate_by
-from trainstep._state import active
+from trainstep._taken import Differentiation, differentiating
 
 
 def value_and_grad(
@@ -83,16 +83,26 @@ def value_and_grad(
                 given[number] = _filled(given[number], left)
             return _scalar(fn(*given, **kwargs), has_aux)
 
-        wanted: Wanted = () if numbers else variables
-        value, aux, by_variable, by_leaf = engine.differentiate(loss, wanted, leaves)
+        named: list[Variable] | None = None
+
+        def asked() -> Sequence[Variable]:
+            nonlocal named
+            assert callable(variables)
+            named = list(variables())
+            return named
+
+        if isinstance(variables, list):
+            named = variables
+        wanted: Wanted = () if numbers else asked if callable(variables) else variables
+        with differentiating() as listener:
+            value, aux, by_variable, by_leaf = engine.differentiate(loss, wanted, leaves)
         gradients: Any = by_variable
         if numbers:
             left = iter(by_leaf)
             gradients = tuple(_filled(args[number], left) for number in numbers)
             gradients = gradients[0] if isinstance(argnums, int) else gradients
-        recorder = active()
-        if recorder is not None and recorder.gradients is not None and recorder.is_here():
-            recorder.gradients.append(gradients)
+        if listener is not None:
+            listener.note(Differentiation(value, gradients, named))
         return ((value, aux) if has_aux else value), gradients
 
     return call
