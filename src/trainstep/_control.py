@@ -20,7 +20,7 @@ from keras import ops, tree
 from keras.src import backend as keras_backend
 
 from trainstep._errors import StateError
-from trainstep._state import Branch, active, current_scope
+from trainstep._state import active, apart, current_scope
 
 _core: Any = keras_backend.core
 
@@ -94,7 +94,7 @@ def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
     branches = []
     results = []
     for case in cases:
-        branch, result = _run(case)
+        branch, result = apart(case)
         branches.append(branch)
         results.append(result)
     written = {key: variable for branch in branches for key, variable in branch.writes.items()}
@@ -105,19 +105,6 @@ def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
         ]
         current_scope().add_update((variable, _choose(index, values)))
     return tree.map_structure(lambda *leaves: _choose(index, leaves), *results)
-
-
-def _run(case: Callable[[], Any]) -> tuple[Branch, Any]:
-    """Runs one case without letting its writes out."""
-    recorder = active()
-    assert recorder is not None
-    branch = Branch(lambda variable, value: recorder.shielded(value), current_scope().place)
-    with branch:
-        result = case()
-    for key, variable in branch.held.items():
-        if recorder.updated_in_place(branch.state_mapping[key]):
-            branch.writes[key] = variable
-    return branch, result
 
 
 def _choose(index: Any, values: Sequence[Any]) -> Any:
