@@ -25,6 +25,7 @@ from trainstep._domain import domain_of
 from trainstep._engines import Engine, Executable, Options, Refused, Sizes, Traced
 from trainstep._errors import ControlFlowError, RetraceLimitError, TrainstepError
 from trainstep._family import Family
+from trainstep._findings import hearing, judged
 from trainstep._ledger import TraceEvent, advice
 from trainstep._outputs import Build, take_out
 from trainstep._parameters import Parameters
@@ -70,9 +71,10 @@ class Compiler:
         if self._declared is not None:
             self._declared.tell_sizes(varying)
         described = (self._declared and repr(self._declared), repr(dynamic), repr(shapes))
-        settings = (options, policies, engine.name, max_traces, *described)
-        self.programs, self.ledger = shared(fn, name, shapes.max_programs, settings)
-        self._fn = fn
+        settings = (options, engine.name, max_traces, *described)
+        kept = shared(fn, name, shapes.max_programs, policies, settings)
+        self.programs, self.ledger, self.guard = kept
+        self._fn = self.guard.around(fn)
         self._engine = engine
         self._options = options
         self._policies = policies
@@ -274,7 +276,9 @@ class Compiler:
 
         def step(tensors: Sequence[Any]) -> list[Any]:
             arguments = self.arguments.rebuild(values, iter(tensors))
-            result = self.parameters.call(self._fn, arguments)
+            with hearing() as findings:
+                result = self.parameters.call(self._fn, arguments)
+            result = judged(result, findings)
             outputs, build = take_out(result, self._engine.is_tensor, objects)
             builds.append(build)
             return outputs

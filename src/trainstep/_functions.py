@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,7 @@ class Functions:
             repeat=repeat,
             inlined=predict if forward else nested,
             check=None if repeat else self._check(f"{kind}_on_batch", targets=not forward),
+            trains=kind == "train",
         )
         return made
 
@@ -85,6 +86,7 @@ class Functions:
                 step.__call__,
                 f"run({', '.join(names)})",
                 check=self._check("run", targets=update or needs_targets(names)),
+                trains=update,
             )
         return self._made[key]
 
@@ -107,8 +109,12 @@ class Functions:
         repeat: int = 0,
         inlined: Callable[..., Any] | None = None,
         check: Callable[..., None] | None = None,
+        trains: bool = False,
     ) -> Function[..., Any]:
         dynamic = self._settings.dynamic or {}
+        policies = self._settings.policies
+        if not trains:  # there is nothing to keep bad numbers out of
+            policies = replace(policies, nan_policy=None)
         return Function(
             fn,
             name=f"{self._model.name}.{name}",
@@ -116,7 +122,7 @@ class Functions:
             options=Options(optimize=self._settings.optimize, repeat=repeat),
             shapes=self._settings.shapes,
             dynamic={n: axes for n, axes in dynamic.items() if n in Parameters(fn).names},
-            policies=self._settings.policies,
+            policies=policies,
             inlined=inlined,
             check=check,
         )
@@ -142,6 +148,10 @@ class Functions:
         """Every trace of these steps."""
         name = f"Trainer of {self._model.name}"
         return merged(name, [function.ledger for function in self._made.values()])
+
+    def skipped(self) -> int:
+        """How many batches were skipped for their numbers."""
+        return sum(function.skipped for function in self._made.values())
 
     def retraces(self) -> tuple[int, str]:
         """How often a step was traced again, and why the last time."""

@@ -459,6 +459,11 @@ class Trainer:
         self._recipe.set_loss_weights(weights)
 
     @property
+    def skipped(self) -> int:
+        """How many batches left everything as it was, their numbers not finite; `nan_policy`."""
+        return self._functions.skipped()
+
+    @property
     def ledger(self) -> Events:
         """Every trace of this trainer's steps, and why it was made."""
         return self._functions.ledger()
