@@ -11,6 +11,7 @@ also returns what was not finite, and the host looks at that (`_findings`).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from trainstep._findings import Findings, Part
 from trainstep._state import Branch, apart, current_scope, no_scope, recording
 from trainstep._taken import Differentiation, Taken, listening
 
+_SMALL = 2**17  # elements of a gradient that is copied to be looked at with others
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -65,7 +67,7 @@ class Guard:
                     return taken, fn(*args, **kwargs)
 
             branch, (taken, result) = apart(case, as_step=True)
-            parts = _parts(branch, taken)
+            parts = _parts(branch, taken, named=self._findings is not None)
             if parts:
                 self._let_out(branch, parts)
             return result
@@ -95,8 +97,8 @@ def guard(name: str, policy: str | None) -> Guard | Unguarded:
     return Unguarded() if policy is None else Guard(name, raises=policy == "raise")
 
 
-def _parts(branch: Branch, taken: Taken) -> list[Part]:
-    """What has to be finite in a step."""
+def _parts(branch: Branch, taken: Taken, *, named: bool) -> list[Part]:
+    """What has to be finite in a step; gradients one by one if they are to be named."""
     # An optimizer that scales the loss lets gradients overflow, and lowers its scale when they do.
     scaled = any(variable.name == "dynamic_scale" for variable in branch.held.values())
     parts: list[Part] = []
@@ -104,13 +106,28 @@ def _parts(branch: Branch, taken: Taken) -> list[Part]:
         name = "the loss" if number == 1 else f"loss {number}"
         parts.append(Part("loss", name, ops.isfinite(each.value), each.value))
         if not scaled:
-            parts += _gradients(each, number)
+            parts += _named(each, number) if named else _together(each)
     if taken.elsewhere or not taken.here:
         parts += _new_values(branch)
     return parts
 
 
-def _gradients(made: Differentiation, number: int) -> list[Part]:
+def _together(made: Differentiation) -> list[Part]:
+    """The gradients, small ones as one vector: an operation costs more than what is in it."""
+    vectors: dict[str, list[Any]] = {}
+    alone = []
+    for _, gradient in _leaves(made.gradients, ""):
+        shape = tuple(gradient.shape)
+        if all(type(size) is int for size in shape) and math.prod(shape) <= _SMALL:
+            dtype = keras.backend.standardize_dtype(gradient.dtype)
+            vectors.setdefault(dtype, []).append(ops.reshape(gradient, (-1,)))
+        else:
+            alone.append(gradient)
+    alone += [ops.concatenate(each) if len(each) > 1 else each[0] for each in vectors.values()]
+    return [Part("gradient", "", ops.all(ops.isfinite(gradient))) for gradient in alone]
+
+
+def _named(made: Differentiation, number: int) -> list[Part]:
     leaves = _leaves(made.gradients, f"argument of loss {number}")
     names = [name for name, _ in leaves]
     if made.variables is not None:
