@@ -153,6 +153,13 @@ class Functions:
         """How many batches were skipped for their numbers."""
         return sum(function.skipped for function in self._made.values())
 
+    def metrics(self) -> dict[str, Any]:
+        """The values of the metrics as they stand, if they have seen anything."""
+        if not float(self._recipe.tracker.count):
+            return {}
+        with self._recipe.lent():
+            return dict(Logs(self._model.get_metrics_result()))
+
     def retraces(self) -> tuple[int, str]:
         """How often a step was traced again, and why the last time."""
         again = [event for event in self.ledger() if event.index > 1 and event.runs_python]
@@ -164,6 +171,7 @@ class StepRunner:
 
     def __init__(self, functions: Functions, kind: str, classes: Any = None) -> None:
         self._functions, self._kind, self._classes = functions, kind, classes
+        self._skipped = functions.skipped()
 
     def calls(self, count: int) -> Callable[[Batch], Any]:
         """What runs one batch, or a stack of `count` in one call."""
@@ -177,3 +185,12 @@ class StepRunner:
     def logs(values: dict[str, Any], count: int) -> Sequence[Logs]:
         """The values after each of the batches of a call."""
         return [Logs(values)] if count == 1 else [LogsAt(values, i) for i in range(count)]
+
+    def of_epoch(self, last: Logs) -> dict[str, Any]:
+        """The values after the last batch; if any was skipped, of the batches that were not."""
+        values, before = dict(last), self._skipped
+        self._skipped = self._functions.skipped()
+        if self._skipped == before:
+            return values
+        found = self._functions.metrics()
+        return {name: found.get(name, value) for name, value in values.items()}
