@@ -57,7 +57,7 @@ class Guard:
     def around(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """A function that does what `fn` does, or changes nothing."""
 
-        @functools.wraps(fn)
+        @functools.wraps(fn, updated=())
         def guarded(*args: Any, **kwargs: Any) -> Any:
             if recording() is None:
                 raise _nowhere_to_stand(self._name)
@@ -70,6 +70,8 @@ class Guard:
             parts = _parts(branch, taken, named=self._findings is not None)
             if parts:
                 self._let_out(branch, parts)
+            else:  # nothing in it could be bad
+                branch.give_back(branch.new_values())
             return result
 
         return guarded

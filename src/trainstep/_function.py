@@ -305,8 +305,8 @@ def function(
             closure variable) and that has changed since: `"retrace"`, `"warn"`, `"raise"` or
             `"ignore"`.
         nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves every
-            variable as it was, and counts it (`f.skipped`); `"raise"` does so and raises a
-            `NonFiniteError`. None: the numbers go where they go.
+            variable as it was, and counts it (`f.skipped`); `"raise"` also raises a
+            `NonFiniteError`, for which each call waits for its result. None: nothing is checked.
         engine: For tests; the current Keras backend by default.
 
     Returns:

@@ -83,17 +83,7 @@ def value_and_grad(
                 given[number] = _filled(given[number], left)
             return _scalar(fn(*given, **kwargs), has_aux)
 
-        named: list[Variable] | None = None
-
-        def asked() -> Sequence[Variable]:
-            nonlocal named
-            assert callable(variables)
-            named = list(variables())
-            return named
-
-        if isinstance(variables, list):
-            named = variables
-        wanted: Wanted = () if numbers else asked if callable(variables) else variables
+        wanted, named = ((), None) if numbers else _remembered(variables)
         with differentiating() as listener:
             value, aux, by_variable, by_leaf = engine.differentiate(loss, wanted, leaves)
         gradients: Any = by_variable
@@ -102,7 +92,7 @@ def value_and_grad(
             gradients = tuple(_filled(args[number], left) for number in numbers)
             gradients = gradients[0] if isinstance(argnums, int) else gradients
         if listener is not None:
-            listener.note(Differentiation(value, gradients, named))
+            listener.note(Differentiation(value, gradients, named or None))
         return ((value, aux) if has_aux else value), gradients
 
     return call
@@ -187,6 +177,20 @@ def _checked(variables: list[Variable]) -> list[Variable]:
                 "  to fix:   pass variables, or differentiate by an argument with `argnums`"
             )
     return variables
+
+
+def _remembered(variables: Wanted) -> tuple[Wanted, list[Variable]]:
+    """The same, and a list that has the variables once they are known, unless none are named."""
+    if variables is None or not callable(variables):
+        return variables, list(variables or ())
+    named: list[Variable] = []
+    asked = variables
+
+    def remember() -> list[Variable]:
+        named[:] = asked()
+        return named
+
+    return remember, named
 
 
 def _argument(args: tuple[Any, ...], number: int) -> Any:

@@ -54,8 +54,8 @@ class Trainer:
         captures: About values that the model or the loss took from around it, and that have
             changed since; see `trainstep.function`.
         nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves weights,
-            slots and metrics as they were, and counts it (`trainer.skipped`); `"raise"` does so
-            and raises a `NonFiniteError`.
+            slots, metrics and seeds as they were, and counts it (`trainer.skipped`); `"raise"`
+            does so and raises a `NonFiniteError`; see `trainstep.function`.
 
     Example:
         >>> import keras, numpy as np, trainstep as ts

@@ -226,6 +226,18 @@ def test_variables_of_any_type_stay(differentiates: bool) -> None:
     assert step.skipped == 1
 
 
+def test_a_step_in_which_nothing_can_be_bad_is_done() -> None:
+    count = keras.Variable(0, dtype="int32", trainable=False)
+
+    @ts.function(nan_policy="raise")
+    def step(x: Any) -> Any:
+        count.assign_add(1)
+        return x
+
+    assert np.isnan(host(step(np.nan)))
+    assert (int(count.value), step.skipped) == (1, 0)
+
+
 def test_a_variable_that_never_was_finite_does_not_count() -> None:
     best, total = keras.Variable(np.inf), keras.Variable(0.0)
 
@@ -544,6 +556,20 @@ def test_a_raising_trainer_is_as_it_was() -> None:
             trainer.train_on_batch(*batch)
     assert_equal(everything(trainer), before)
     assert (trainer.skipped, trainer.trace_count) == (40, 1)
+
+
+@pytest.mark.parametrize("optimize", ["trace", "full"])
+def test_sizes_that_vary_raise(optimize: str) -> None:
+    trainer = lone(random_layers, adam, nan_policy="raise", optimize=optimize)
+    for batch, bad in batches(3, (32, 17, 9), share=0.0) + batches(12, (32, 17, 9)):
+        if bad:
+            before = everything(trainer)
+            with pytest.raises(ts.NonFiniteError, match=r"dense\w*/kernel"):
+                trainer.train_on_batch(*batch)
+            assert_equal(everything(trainer), before)
+        else:
+            trainer.train_on_batch(*batch)
+    assert trainer.trace_count == 2
 
 
 @pytest.mark.parametrize("steps", [1, 4])
