@@ -4,9 +4,12 @@
 
 For a `trainstep.function` over 10, 100 and 1000 variables, and for the `train_on_batch` of a
 `trainstep.Trainer`. The arguments are tensors of the engine, and each result is read.
+
+Then, as a ratio on each network, what a Trainer costs that skips bad batches.
 """
 
 import statistics
+from collections.abc import Iterator
 from functools import partial
 
 from benchmarks import table, timing
@@ -18,8 +21,9 @@ NETWORK = "MLP 20-10-1"
 
 
 def run_here(engine: str, quick: bool) -> None:
-    """Measure one engine in this process and print its table."""
-    above = partial(microseconds_above, plan=timing.QUICK if quick else timing.FULL)
+    """Measure one engine in this process and print its tables."""
+    plan = timing.QUICK if quick else timing.FULL
+    above = partial(microseconds_above, plan=plan)
     by_count = {n: above(*adders_of(n)) for n in COUNTS}
     slope = (by_count[COUNTS[-1]] - by_count[COUNTS[0]]) / (COUNTS[-1] - COUNTS[0])
     lines = [
@@ -29,6 +33,9 @@ def run_here(engine: str, quick: bool) -> None:
     ]
     title = f"{ENGINES[engine]}: above the bare call, on this machine"
     table.console().print(table.Table(["call", "microseconds per call"], lines).rich(title))
+    title = f'{ENGINES[engine]}: Trainer(nan_policy="skip") / Trainer'
+    headers = ["network", "loss read each step", "loss read at the end"]
+    table.console().print(table.Table(headers, list(skipping(plan))).rich(title))
 
 
 # Keras chooses its engine when it is imported, so no sooner than in these.
@@ -55,6 +62,27 @@ def train_on_batch() -> tuple[timing.Call, timing.Call]:
     x, y = map(keras.ops.convert_to_tensor, case.batch())
     trainer = steps.trainer(case)
     return partial(trainer.train_on_batch, x, y), partial(bare.train_on_batch(case, x, y), x, y)
+
+
+def skipping(plan: timing.Plan) -> Iterator[list[str]]:
+    """For each network, the time of a Trainer that skips bad batches by that of a plain one."""
+    import keras
+
+    from benchmarks import steps
+    from benchmarks.models import CASES
+
+    for case in CASES.values():
+        x, y = map(keras.ops.convert_to_tensor, case.batch())
+        trainers = {p: steps.trainer(case, nan_policy=p) for p in (None, "skip")}
+        calls = {str(p): partial(each.train_on_batch, x, y) for p, each in trainers.items()}
+        times = timing.measure(calls, read_loss, plan)
+        skip, plain = times["skip"], times["None"]
+        yield [case.name, ratio(skip.each, plain.each), ratio(skip.end, plain.end)]
+
+
+def ratio(ours: list[float], other: list[float]) -> str:
+    """The median, over the rounds, of one time by the other."""
+    return f"{statistics.median(a / b for a, b in zip(ours, other, strict=True)):.2f}"
 
 
 def microseconds_above(ours: timing.Call, bare: timing.Call, plan: timing.Plan) -> float:

@@ -49,9 +49,15 @@ def ours(case: Case, optimize: str) -> Step:
     return step
 
 
-def trainer(case: Case, optimize: str = "auto", shapes: ts.Shapes | str = "auto") -> ts.Trainer:
+def trainer(
+    case: Case,
+    optimize: str = "auto",
+    shapes: ts.Shapes | str = "auto",
+    nan_policy: str | None = None,
+) -> ts.Trainer:
     """Our Trainer, in one of its modes."""
-    return ts.Trainer(case.model(), **recipe(), optimize=optimize, shapes=shapes)
+    how: dict[str, Any] = {"optimize": optimize, "shapes": shapes, "nan_policy": nan_policy}
+    return ts.Trainer(case.model(), **recipe(), **how)
 
 
 def keras_model(case: Case) -> keras.Model:

@@ -78,14 +78,16 @@ class Compiler:
         if self._declared is not None:
             self._declared.tell_sizes(varying)
         described = (self._declared and repr(self._declared), repr(dynamic), repr(shapes))
-        settings = (options, policies, engine.name, max_traces, *described)
+        settings = (options, engine.name, max_traces, *described)
         self.cells: Any = _closure(fn)
-        self.programs, self.ledger = shared(fn, name, shapes.max_programs, settings)
+        kept = shared(fn, name, shapes.max_programs, policies, settings)
+        self.programs, self.ledger, self.guard = kept
         self._engine = engine
         self._options = options
         self._tracer = Tracer(
             name,
             fn,
+            self.guard.around(fn),
             self.parameters,
             self.arguments,
             engine=engine,

@@ -20,7 +20,7 @@ from keras import ops, tree
 from keras.src import backend as keras_backend
 
 from trainstep._errors import StateError
-from trainstep._state import Branch, active, current_scope
+from trainstep._state import Branch, active, apart, current_scope
 
 _core: Any = keras_backend.core
 _NAMES = ("cond", "switch", "while_loop", "fori_loop", "vectorized_map")
@@ -128,17 +128,11 @@ def _run(case: Callable[[], Any], place: tuple[Any, int]) -> tuple[Branch, Any]:
     """
     recorder = active()
     assert recorder is not None
-    branch = Branch(lambda variable, value: recorder.shielded(value), current_scope().place)
     recorder.branches.append(place)
     try:
-        with branch:
-            result = case()
+        return apart(case)
     finally:
         recorder.branches.pop()
-    for key, variable in branch.held.items():
-        if recorder.updated_in_place(branch.state_mapping[key]):
-            branch.writes[key] = variable
-    return branch, result
 
 
 def _choose(index: Any, values: Sequence[Any]) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -52,6 +52,17 @@ def domain_of(variables: Iterable[Any]) -> Domain:
         for variable in variables:
             _remember(variable, target)
     return target
+
+
+@contextlib.contextmanager
+def locked(variable: Any) -> Iterator[None]:
+    """Keeps programs from touching a variable for a while."""
+    while True:
+        domain = domain_of([variable])
+        with domain.lock:
+            if domain.parent is None:
+                yield
+                return
 
 
 def _lookup(variable: Any) -> Domain | None:

@@ -130,7 +130,25 @@ class StaleCaptureError(TrainstepError):
 
 
 class NonFiniteError(TrainstepError):
-    """The loss or a gradient was not finite; every variable is as it was."""
+    """The loss or a gradient was not finite; every variable is as it was.
+
+    Attributes:
+        function: The name of the function.
+        skipped: How many batches it has skipped so far.
+    """
+
+    def __init__(self, function: str, came: str, which: str, skipped: int) -> None:
+        where = f"  which:    {which}; the others were trained on\n" if which else ""
+        super().__init__(
+            f"`{function}` met a batch that is not finite; nothing was changed by it.\n"
+            f"  came:     {came}\n"
+            f"{where}"
+            f"  skipped:  {skipped} so far\n"
+            "  to fix:   look at the batch with `Trainer.inspect`, which names the first layer "
+            'where it arises; `nan_policy="skip"` leaves such batches out and goes on'
+        )
+        self.function = function
+        self.skipped = skipped
 
 
 class SideEffectWarning(UserWarning):

@@ -64,7 +64,6 @@ class Function(Generic[P, R]):
         self._fn, self._signature, self._dynamic = fn, signature, dynamic
         self._options = options or Options()
         self._policies = policies or Policies()
-        self._inlined = inlined or fn  # what a call inside another step runs
         self._engine = engine or _engines.current()
         self._compiler = Compiler(
             self.__name__,
@@ -79,6 +78,8 @@ class Function(Generic[P, R]):
             uses=uses,
             max_traces=max_traces,
         )
+        # What a call inside another step runs.
+        self._inlined: Callable[P, R] = self._compiler.guard.around(inlined or fn)
         self.ledger = self._compiler.ledger
         self._idle = self._engine.idle
         self._bind = self._compiler.parameters.bind
@@ -138,6 +139,11 @@ class Function(Generic[P, R]):
     def padding(self) -> float:
         """The part of what was computed for sizes that vary that was padding."""
         return self._programs.padding()
+
+    @property
+    def skipped(self) -> int:
+        """How many batches were skipped for their numbers; see `nan_policy`."""
+        return self._compiler.guard.skipped()
 
     def warm_up(
         self, *args: Any, largest: int | Mapping[str, int] | None = None, **kwargs: Any
@@ -306,8 +312,8 @@ def function(
             closure variable) and that has changed since: `"retrace"`, `"warn"`, `"raise"` or
             `"ignore"`.
         nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves every
-            variable as it was, and counts it (`f.skipped`); `"raise"` does so and raises a
-            `NonFiniteError`. None: the numbers go where they go.
+            variable as it was, and counts it (`f.skipped`); `"raise"` also raises a
+            `NonFiniteError`, for which each call waits for its result. None: nothing is checked.
         engine: For tests; the current Keras backend by default.
 
     Returns:

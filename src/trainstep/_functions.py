@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,7 @@ class Functions:
             repeat=repeat,
             inlined=predict if forward else nested,
             check=None if repeat else self._check(f"{kind}_on_batch", targets=not forward),
+            trains=kind == "train",
         )
         return made
 
@@ -85,6 +86,7 @@ class Functions:
                 step.__call__,
                 f"run({', '.join(names)})",
                 check=self._check("run", targets=update or needs_targets(names)),
+                trains=update,
             )
         return self._made[key]
 
@@ -107,8 +109,12 @@ class Functions:
         repeat: int = 0,
         inlined: Callable[..., Any] | None = None,
         check: Callable[..., None] | None = None,
+        trains: bool = False,
     ) -> Function[..., Any]:
         dynamic = self._settings.dynamic or {}
+        policies = self._settings.policies
+        if not trains:  # there is nothing to keep bad numbers out of
+            policies = replace(policies, nan_policy=None)
         return Function(
             fn,
             name=f"{self._model.name}.{name}",
@@ -116,7 +122,7 @@ class Functions:
             options=Options(optimize=self._settings.optimize, repeat=repeat),
             shapes=self._settings.shapes,
             dynamic={n: axes for n, axes in dynamic.items() if n in Parameters(fn).names},
-            policies=self._settings.policies,
+            policies=policies,
             inlined=inlined,
             check=check,
             uses=self._recipe.used,
@@ -144,6 +150,17 @@ class Functions:
         name = f"Trainer of {self._model.name}"
         return merged(name, [function.ledger for function in self._made.values()])
 
+    def skipped(self) -> int:
+        """How many batches were skipped for their numbers."""
+        return sum(function.skipped for function in self._made.values())
+
+    def metrics(self) -> dict[str, Any]:
+        """The values of the metrics as they stand, if they have seen anything."""
+        if not float(self._recipe.tracker.count):
+            return {}
+        with self._recipe.lent():
+            return dict(Logs(self._model.get_metrics_result()))
+
     def retraces(self) -> tuple[int, str]:
         """How often a step was traced again, and why the last time."""
         again = [event for event in self.ledger() if event.index > 1 and event.runs_python]
@@ -155,6 +172,7 @@ class StepRunner:
 
     def __init__(self, functions: Functions, kind: str, classes: Any = None) -> None:
         self._functions, self._kind, self._classes = functions, kind, classes
+        self._skipped = functions.skipped()
 
     def calls(self, count: int) -> Callable[[Batch], Any]:
         """What runs one batch, or a stack of `count` in one call."""
@@ -168,3 +186,12 @@ class StepRunner:
     def logs(values: dict[str, Any], count: int) -> Sequence[Logs]:
         """The values after each of the batches of a call."""
         return [Logs(values)] if count == 1 else [LogsAt(values, i) for i in range(count)]
+
+    def of_epoch(self, last: Logs) -> dict[str, Any]:
+        """The values after the last batch; if any was skipped, of the batches that were not."""
+        values, before = dict(last), self._skipped
+        self._skipped = self._functions.skipped()
+        if self._skipped == before:
+            return values
+        found = self._functions.metrics()
+        return {name: found.get(name, value) for name, value in values.items()}

@@ -18,7 +18,7 @@ from trainstep._arguments import like, structure
 from trainstep._engines import Engine
 from trainstep._engines._base import Tensor, Variable, Wanted
 from trainstep._errors import GradientError, nothing_to_differentiate_by
-from trainstep._state import active
+from trainstep._taken import Differentiation, differentiating
 
 
 def value_and_grad(
@@ -83,16 +83,16 @@ def value_and_grad(
                 given[number] = _filled(given[number], left)
             return _scalar(fn(*given, **kwargs), has_aux)
 
-        wanted: Wanted = () if numbers else variables
-        value, aux, by_variable, by_leaf = engine.differentiate(loss, wanted, leaves)
+        wanted, named = ((), None) if numbers else _remembered(variables)
+        with differentiating() as listener:
+            value, aux, by_variable, by_leaf = engine.differentiate(loss, wanted, leaves)
         gradients: Any = by_variable
         if numbers:
             left = iter(by_leaf)
             gradients = tuple(_filled(args[number], left) for number in numbers)
             gradients = gradients[0] if isinstance(argnums, int) else gradients
-        recorder = active()
-        if recorder is not None and recorder.gradients is not None and recorder.is_here():
-            recorder.gradients.append(gradients)
+        if listener is not None:
+            listener.note(Differentiation(value, gradients, named or None))
         return ((value, aux) if has_aux else value), gradients
 
     return call
@@ -177,6 +177,20 @@ def _checked(variables: list[Variable]) -> list[Variable]:
                 "  to fix:   pass variables, or differentiate by an argument with `argnums`"
             )
     return variables
+
+
+def _remembered(variables: Wanted) -> tuple[Wanted, list[Variable]]:
+    """The same, and a list that has the variables once they are known, unless none are named."""
+    if variables is None or not callable(variables):
+        return variables, list(variables or ())
+    named: list[Variable] = []
+    asked = variables
+
+    def remember() -> list[Variable]:
+        named[:] = asked()
+        return named
+
+    return remember, named
 
 
 def _argument(args: tuple[Any, ...], number: int) -> Any:

@@ -29,6 +29,10 @@ class Runner(Protocol):
         """The values after each of the `count` batches of a call."""
         ...
 
+    def of_epoch(self, last: Logs) -> Values:
+        """The values of an epoch, of those after its last batch."""
+        ...
+
 
 def run_epoch(
     kind: str,
@@ -98,7 +102,7 @@ def fit(
                 raise no_data("Trainer.fit")
             progress.note("the data ended; pass a function that makes the generator anew")
             break
-        logs = dict(values)
+        logs = runner.of_epoch(values)
         if validate is not None and validate_at(epoch):
             logs.update({f"val_{name}": value for name, value in validate().items()})
         progress.end_epoch(logs)

@@ -19,6 +19,15 @@ from trainstep._errors import ArgumentError
 from trainstep._source import Source, define
 
 
+class Judged:
+    """A result that is handed out by a judge, who looks at some tensors first and may raise."""
+
+    __slots__ = ("judge", "tensors", "value")
+
+    def __init__(self, value: Any, judge: Callable[..., Any], tensors: Sequence[Any]) -> None:
+        self.value, self.judge, self.tensors = value, judge, tensors
+
+
 class Build:
     """Puts the tensors of a call where those of the trace were.
 
@@ -60,6 +69,9 @@ class _Writer:
         if self._is_tensor(value):
             self.tensors.append(value)
             return f"outs[{len(self.tensors) - 1}]"
+        if isinstance(value, Judged):
+            texts = [self.expression(each) for each in (value.value, *value.tensors)]
+            return f"{self._name(value.judge)}({', '.join(texts)})"
         children = structure(value)
         if children is None:
             return self._constant(value)

@@ -22,7 +22,9 @@ class Policies:
     Attributes:
         side_effects: About Python that runs while tracing and never again.
         captures: About a value that was read while tracing and has changed since.
-        nan_policy: About a loss or gradients that are not finite; None: nothing.
+        nan_policy: About a loss or gradients that are not finite; None: nothing. A step that takes
+            no gradients by `value_and_grad` is judged by the new values that it writes. With a
+            `LossScaleOptimizer`, which sees to gradients itself, only the loss counts.
     """
 
     side_effects: str = "warn"

@@ -21,7 +21,9 @@ from typing import Any
 import keras
 from keras.src.backend.common import KerasVariable
 
+from trainstep._finite import Guard, Unguarded, guard
 from trainstep._ledger import Ledger
+from trainstep._policies import Policies
 from trainstep._program import Programs
 
 _PLACE = "_trainstep_programs"
@@ -37,7 +39,7 @@ _BY_IDENTITY = (
     type,
 )
 
-Shared = tuple[Programs, Ledger]
+Shared = tuple[Programs, Ledger, Guard | Unguarded]
 
 
 class _Shelf:
@@ -47,9 +49,11 @@ class _Shelf:
         self.entries: dict[Any, tuple[list[weakref.ref[Any]], Shared]] = {}
 
 
-def shared(fn: Callable[..., Any], name: str, bound: int, settings: tuple[Any, ...]) -> Shared:
-    """The programs and the ledger of a function: those of an equal one, or new ones."""
-    new = Programs(bound), Ledger(name)
+def shared(
+    fn: Callable[..., Any], name: str, bound: int, policies: Policies, settings: tuple[Any, ...]
+) -> Shared:
+    """The programs, ledger and guard of a function: those of an equal one, or new ones."""
+    new = Programs(bound), Ledger(name), guard(name, policies.nan_policy)
     captured = _captured(fn)
     owner = next((c for c in captured or () if isinstance(c, keras.Model)), None)
     if captured is None or owner is None:
@@ -57,7 +61,7 @@ def shared(fn: Callable[..., Any], name: str, bound: int, settings: tuple[Any, .
     shelf: _Shelf = vars(owner).setdefault(_PLACE, _Shelf())
     objects = [c for c in captured if not isinstance(c, _BY_VALUE) and c is not owner]
     values = tuple((type(c), c) if isinstance(c, _BY_VALUE) else id(c) for c in captured)
-    key = (getattr(fn, "__code__", None), name, settings, values)
+    key = (getattr(fn, "__code__", None), name, policies, settings, values)
     found = shelf.entries.get(key)
     if found is None:
         # An object that dies takes the entry along, before its id is given to another.

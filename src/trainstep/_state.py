@@ -127,6 +127,10 @@ class Recording(Scope):
     Attributes:
         lift: Makes the stand-in for a variable at its first read. Set by the engine.
         note_read: Told of every read. Set by an engine that has a use for it.
+        copied: Makes a stand-in of its own from one. This and the next two are set by engines
+            whose optimizers update in place.
+        shielded: Makes a copy of a value, which gradients go through.
+        updated_in_place: Tells whether a value was.
     """
 
     def __init__(self, place: Callable[[], Any]) -> None:
@@ -135,6 +139,9 @@ class Recording(Scope):
         self.created: list[Any] = []  # those that had no value before the trace
         self.lift: Callable[[Any], Any] = _no_lift
         self.note_read: Callable[[Any], None] = lambda value: None
+        self.copied: Callable[[Any], Any] = lambda value: value
+        self.shielded: Callable[[Any], Any] = lambda value: value
+        self.updated_in_place: Callable[[Any], bool] = lambda value: False
 
     def get_current_value(self, variable: Any) -> Any:
         _note_layer()
@@ -154,11 +161,7 @@ class Recorder(Recording):
     def __init__(self, place: Callable[[], Any]) -> None:
         super().__init__(place)
         self.layers: dict[int, Any] = {}
-        # Engines whose optimizers update in place say how to tell, and how to shield a value.
-        self.updated_in_place: Callable[[Any], bool] = lambda value: False
-        self.shielded: Callable[[Any], Any] = lambda value: value
         self.uncompiled = False  # the engine gave up recording: tensors have values now
-        self.gradients: list[Any] | None = None  # those taken by the step itself, if asked for
         self.engine: Any = None
         self.objects: list[Any] = []  # among the arguments: a program does not hold them
         self.sizes_vary = False
@@ -168,10 +171,6 @@ class Recorder(Recording):
         self.vectorizes = False  # a function is being run once for many elements
         # The branches that are computed side by side with others: an index, and which it is.
         self.branches: list[tuple[Any, int]] = []
-
-    def is_here(self) -> bool:
-        """Whether the step itself is being run, not a differentiation, branch or loop in it."""
-        return current_scope() is self and self.place() is self.home
 
     def __enter__(self) -> Recorder:
         super().__enter__()
@@ -209,7 +208,7 @@ def _no_lift(variable: Any) -> Any:
 
 
 class Branch(Scope):
-    """The scope of one differentiation, or of one branch of a `cond`.
+    """The scope of one differentiation, of one branch of a `cond`, or of a guarded step.
 
     Args:
         lift: Called with a variable and its value at its first read; returns what `fn` reads.
@@ -221,6 +220,8 @@ class Branch(Scope):
         self.parent = current_scope()
         self.lift = lift
         self.store = getattr(self.parent, "store", _as_is)
+        self.note_read: Callable[[Any], None] = lambda value: None
+        self.is_step = False  # of a whole step inside another, not of a part of one
         self.held: dict[int, Any] = {}  # what was read
 
     def __enter__(self) -> Branch:
@@ -234,7 +235,9 @@ class Branch(Scope):
         if key not in self.state_mapping:
             self.held[key] = variable
             self.state_mapping[key] = self.lift(variable, self.outer_value(variable))
-        return self.state_mapping[key]
+        value = self.state_mapping[key]
+        self.note_read(value)
+        return value
 
     def outer_value(self, variable: Any) -> Any:
         """What the variable holds outside this differentiation."""
@@ -256,12 +259,47 @@ class Branch(Scope):
                     variable.assign(value)
 
 
+def recording() -> Recording | None:
+    """The recording that the current scope is part of, if any."""
+    scope = current_scope()
+    while isinstance(scope, Branch):
+        scope = scope.parent
+    return scope if isinstance(scope, Recording) else active()
+
+
 @contextlib.contextmanager
 def discarded() -> Iterator[None]:
     """Forgets what is written inside; reads see the scope around."""
-    recorder = active()
+    around = recording()
     scope = current_scope()
-    lift = _as_is if recorder is None else lambda variable, value: recorder.shielded(value)
+    lift = _as_is if around is None else lambda variable, value: around.shielded(value)
     place = scope.place if isinstance(scope, Scope) else lambda: None
     with Branch(lift, place):
         yield
+
+
+def apart(case: Callable[[], Any], *, as_step: bool = False) -> tuple[Branch, Any]:
+    """Runs a case without letting its writes out.
+
+    Args:
+        case: What to run, inside a recording.
+        as_step: Whether it is a step like the one around it: an engine's own differentiation may
+            be by the variables as they are read in it. Gradients go through a part of a step.
+
+    Returns:
+        The scope in which it ran, with all that it wrote, also in place; and its result.
+    """
+    around, scope = recording(), current_scope()
+    assert around is not None
+    is_step = as_step and (isinstance(scope, Recording) or scope.is_step)
+    copy = around.copied if is_step else around.shielded
+    branch = Branch(lambda variable, value: copy(value), scope.place)
+    branch.is_step = is_step
+    if is_step:
+        branch.note_read = around.note_read
+    with branch:
+        result = case()
+    for key, variable in branch.held.items():
+        if around.updated_in_place(branch.state_mapping[key]):
+            branch.writes[key] = variable
+    return branch, result

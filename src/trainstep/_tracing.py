@@ -30,6 +30,7 @@ from trainstep._errors import (
     StaleCaptureWarning,
     TrainstepError,
 )
+from trainstep._findings import hearing, judged
 from trainstep._outputs import Build, take_out
 from trainstep._parameters import Parameters
 from trainstep._pattern import Pattern, enlarged
@@ -60,6 +61,7 @@ class Tracer:
     Args:
         name: What messages call it.
         fn: The function.
+        run: What is run for it, with what stands guard around it.
         parameters: Its parameters.
         arguments: Takes the values of a call apart, and puts them together again.
         engine: The engine.
@@ -72,6 +74,7 @@ class Tracer:
         self,
         name: str,
         fn: Callable[..., Any],
+        run: Callable[..., Any],
         parameters: Parameters,
         arguments: Arguments,
         *,
@@ -80,7 +83,7 @@ class Tracer:
         policies: Policies,
         uses: Callable[[], Sequence[Any]],
     ) -> None:
-        self._name, self._fn = name, fn
+        self._name, self._fn, self._run = name, fn, run
         self._parameters, self._arguments = parameters, arguments
         self._engine, self._options, self._policies, self._uses = engine, options, policies, uses
         self._told: set[Any] = set()
@@ -119,13 +122,9 @@ class Tracer:
 
         def step(tensors: Sequence[Any]) -> list[Any]:
             arguments = self._arguments.rebuild(values, iter(tensors))
-            if observer is None or recorder.uncompiled:
-                result = self._parameters.call(self._fn, arguments)
-            else:
-                given = Given(self._parameters.names, arguments)
-                with observer:
-                    result = self._parameters.call(self._fn, arguments)
-                observer.noticed(given.grown(self._fn))
+            with hearing() as findings:
+                result = self._observed(arguments, None if recorder.uncompiled else observer)
+            result = judged(result, findings)
             outputs, build = take_out(result, self._engine.is_tensor, objects)
             builds.append(build)
             return outputs
@@ -154,6 +153,16 @@ class Tracer:
         layers = recorder.layers.values()
         watch = Watch(layers, traced.reads, traced.writes, captures, stale)
         return recorder.created, Record(traced, builds[-1], watch, tuple(map(str, effects)))
+
+    def _observed(self, arguments: Sequence[Any], observer: Observer | None) -> Any:
+        """Runs the step, and notes what it does besides."""
+        if observer is None:
+            return self._parameters.call(self._run, arguments)
+        given = Given(self._parameters.names, arguments)
+        with observer:
+            result = self._parameters.call(self._run, arguments)
+        observer.noticed(given.grown(self._fn))
+        return result
 
     def _asks_for_a_value(self, error: BaseException) -> BaseException | None:
         """The error behind `error` that asked for a value: Keras wraps some in others."""

@@ -54,8 +54,8 @@ class Trainer:
         captures: About values that the model or the loss took from around it, and that have
             changed since; see `trainstep.function`.
         nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves weights,
-            slots and metrics as they were, and counts it (`trainer.skipped`); `"raise"` does so
-            and raises a `NonFiniteError`.
+            slots, metrics and seeds as they were, and counts it (`trainer.skipped`); `"raise"`
+            does so and raises a `NonFiniteError`; see `trainstep.function`.
 
     Example:
         >>> import keras, numpy as np, trainstep as ts
@@ -460,6 +460,11 @@ class Trainer:
     @loss_weights.setter
     def loss_weights(self, weights: Any) -> None:
         self._recipe.set_loss_weights(weights)
+
+    @property
+    def skipped(self) -> int:
+        """How many batches left everything as it was, their numbers not finite; `nan_policy`."""
+        return self._functions.skipped()
 
     @property
     def ledger(self) -> Events:

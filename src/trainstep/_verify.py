@@ -21,7 +21,7 @@ from keras import ops
 
 from trainstep._arguments import structure
 from trainstep._engines._padding import FILLINGS, filling
-from trainstep._state import active
+from trainstep._taken import listening
 
 TOLERANCE = 1e-5
 
@@ -66,11 +66,9 @@ def probed(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def step(*args: Any, **kwargs: Any) -> Any:
-        recorder = active()
-        assert recorder is not None
-        recorder.gradients = []
-        returned = fn(*args, **kwargs)
-        return {"returned": returned, "gradient": recorder.gradients}
+        with listening() as taken:
+            returned = fn(*args, **kwargs)
+        return {"returned": returned, "gradient": [each.gradients for each in taken.here]}
 
     return step
 

@@ -51,6 +51,7 @@ from trainstep._engines._torch_state import (
     WIDENED,
     as_tensor,
     from_numpy,
+    leaf_copy,
     memory,
     set_grad_enabled,
     value_of,
@@ -145,7 +146,8 @@ class TorchEngine:
             return [*_apart(guard, recorder, sources, outputs, given), *token]
 
         recorder.lift, recorder.store = lift, store
-        recorder.shielded, recorder.updated_in_place = _copy, guard.updated
+        recorder.copied, recorder.shielded = leaf_copy, _copy
+        recorder.updated_in_place = guard.updated
         recorder.first_token = partial(token_input, sizes.copy)
         tensors = [
             x.detach().clone(memory_format=torch.contiguous_format)

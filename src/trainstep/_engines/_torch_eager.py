@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from trainstep._engines._base import Executable, Sizes, Step, Tensor, Traced, Variable
-from trainstep._engines._torch_state import as_tensor, set_grad_enabled, write_back
+from trainstep._engines._torch_state import as_tensor, leaf_copy, set_grad_enabled, write_back
 from trainstep._state import Recorder, Recording, initialize_pending
 
 
@@ -42,7 +42,16 @@ def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder, culprit: st
 
 
 def _run(step: Step, tensors: Sequence[Tensor], scope: Recording) -> list[Tensor]:
-    lifted: dict[int, tuple[Tensor, int]] = {}
+    lifted: dict[int, Tensor] = {}
+    versions: dict[int, tuple[Tensor, int]] = {}  # held: an id stays taken
+
+    def noted(value: Tensor) -> Tensor:
+        versions[id(value)] = (value, value._version)
+        return value
+
+    def updated(value: Tensor) -> bool:
+        _, version = versions.get(id(value), (value, value._version))
+        return bool(value._version != version)
 
     def lift(variable: Variable) -> Tensor:
         if variable._value is None:
@@ -50,18 +59,21 @@ def _run(step: Step, tensors: Sequence[Tensor], scope: Recording) -> list[Tensor
         with torch.no_grad():
             value = variable._value.detach().clone()
         value.requires_grad_(variable.trainable and value.is_floating_point())
-        lifted[id(variable)] = (value, value._version)
+        lifted[id(variable)] = noted(value)
         return value
 
     scope.reads.clear()
     scope.writes.clear()
     scope.state_mapping.clear()
     scope.lift = lift
+    scope.copied = lambda value: noted(leaf_copy(value))
+    scope.shielded = lambda value: noted(value.clone())
+    scope.updated_in_place = updated
     scope.store = lambda variable, value: value.detach().clone()
     with scope:
         outputs = step(tensors)
-    for key, (value, version) in lifted.items():
-        if value._version != version and key not in scope.writes:  # updated in place
+    for key, value in lifted.items():
+        if updated(value) and key not in scope.writes:
             scope.writes[key] = scope.reads[key]
     return [
         x.detach().clone() if isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in outputs

@@ -33,6 +33,11 @@ def memory(tensor: Any) -> int:
     return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
+def leaf_copy(tensor: Any) -> Any:
+    """A copy that can be differentiated by if the original can."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
 def from_numpy(x: Any) -> Any:
     """A tensor over a NumPy array's memory, or over a copy where torch could not write to it."""
     usable = x.flags.writeable and x.flags.c_contiguous
