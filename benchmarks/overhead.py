@@ -5,7 +5,9 @@
 For a `trainstep.function` over 10, 100 and 1000 variables, and for the `train_on_batch` of a
 `trainstep.Trainer`. The arguments are tensors of the engine, and each result is read.
 
-Then, as a ratio on each network, what a Trainer costs that skips bad batches.
+What it costs to compare the values around a step with those of its trace is among them. Then, as
+ratios, how much longer tracing takes because of all that is watched, and, on each network, what a
+Trainer costs that skips bad batches.
 """
 
 import statistics
@@ -18,6 +20,7 @@ from benchmarks.settings import read_loss
 
 COUNTS = (10, 100, 1000)
 NETWORK = "MLP 20-10-1"
+LARGE = "MLP 64 x 31 layers"
 
 
 def run_here(engine: str, quick: bool) -> None:
@@ -30,9 +33,13 @@ def run_here(engine: str, quick: bool) -> None:
         *([f"function, {n} variables", f"{each:.1f}"] for n, each in by_count.items()),
         ["function, per variable", f"{slope:.3f}"],
         [f"Trainer.train_on_batch, {NETWORK}", f"{above(*train_on_batch()):.1f}"],
+        ["ten numbers around a step, compared", f"{above(*ten_numbers()):.2f}"],
     ]
     title = f"{ENGINES[engine]}: above the bare call, on this machine"
     table.console().print(table.Table(["call", "microseconds per call"], lines).rich(title))
+    table.console().print(
+        f"tracing {LARGE}, values around it and side effects watched / not: {tracing(quick):.2f}"
+    )
     title = f'{ENGINES[engine]}: Trainer(nan_policy="skip") / Trainer'
     headers = ["network", "loss read each step", "loss read at the end"]
     table.console().print(table.Table(headers, list(skipping(plan))).rich(title))
@@ -62,6 +69,29 @@ def train_on_batch() -> tuple[timing.Call, timing.Call]:
     x, y = map(keras.ops.convert_to_tensor, case.batch())
     trainer = steps.trainer(case)
     return partial(trainer.train_on_batch, x, y), partial(bare.train_on_batch(case, x, y), x, y)
+
+
+def ten_numbers() -> tuple[timing.Call, timing.Call]:
+    """A step that takes ten numbers from around it, and the same with nobody looking at them."""
+    import keras
+
+    from benchmarks import around
+
+    x = keras.ops.ones(3)
+    return partial(around.step("retrace"), x), partial(around.step("ignore"), x)
+
+
+def tracing(quick: bool) -> float:
+    """How much longer a trace takes because of all that is watched; the median of several."""
+    from benchmarks import around
+    from benchmarks.models import CASES
+
+    case = CASES[LARGE]
+    around.trace_seconds(case, watched=True)
+    return statistics.median(
+        around.trace_seconds(case, watched=True) / around.trace_seconds(case, watched=False)
+        for _ in range(3 if quick else 9)
+    )
 
 
 def skipping(plan: timing.Plan) -> Iterator[list[str]]:

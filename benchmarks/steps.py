@@ -49,14 +49,8 @@ def ours(case: Case, optimize: str) -> Step:
     return step
 
 
-def trainer(
-    case: Case,
-    optimize: str = "auto",
-    shapes: ts.Shapes | str = "auto",
-    nan_policy: str | None = None,
-) -> ts.Trainer:
+def trainer(case: Case, **how: Any) -> ts.Trainer:
     """Our Trainer, in one of its modes."""
-    how: dict[str, Any] = {"optimize": optimize, "shapes": shapes, "nan_policy": nan_policy}
     return ts.Trainer(case.model(), **recipe(), **how)
 
 

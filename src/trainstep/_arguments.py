@@ -115,7 +115,11 @@ class Arguments:
         key.append((object, identity(x)))
 
     def _array_like(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
-        self._numpy(np.asarray(x), key, leaves)
+        try:
+            array = np.asarray(x)
+        except Exception as error:
+            raise TypeError(f"a {type(x).__name__} that is no array: {error}") from error
+        self._numpy(array, key, leaves)
 
     def _many(self, kind: Any, items: Any, key: list[Any], leaves: list[Any]) -> None:
         key.append(kind)

@@ -675,7 +675,7 @@ def test_without_the_policy_a_program_is_what_it_was() -> None:
         return x
 
     plain = ts.function(step)
-    assert plain._compiler._fn is plain._inlined is step
+    assert plain._compiler._tracer._run is plain._inlined is step
     assert plain.skipped == 0
 
 

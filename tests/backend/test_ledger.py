@@ -90,10 +90,10 @@ def test_only_the_parts_that_changed_are_named() -> None:
 def test_a_new_dtype_is_named() -> None:
     step = ts.function(lambda x: ops.sum(x))
 
-    step(zeros(2))
-    step(zeros(2, dtype="int32"))
+    step(1)
+    step(1.5)  # numbers are never an error, unlike arrays
 
-    assert list(step.ledger[1].changes) == ["x: float32[2] -> int32[2]"]
+    assert list(step.ledger[1].changes) == ["x: int -> float"]
 
 
 def test_a_new_static_value_is_named() -> None:

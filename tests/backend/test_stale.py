@@ -863,7 +863,14 @@ def by_value(x: Any) -> Any:
         (1, 2),
         (1, True),
         (1, "1"),
-        (0.0, -0.0),
+        pytest.param(
+            0.0,
+            -0.0,
+            marks=pytest.mark.skipif(
+                keras.backend.backend() == "jax",
+                reason="once x / 0.0 was computed eagerly, JAX takes -0.0 for the same constant",
+            ),
+        ),
     ],
     ids=str,
 )

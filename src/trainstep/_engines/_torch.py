@@ -155,7 +155,8 @@ class TorchEngine:
             else from_numpy(x.copy())
             for x in (leaf[0] if options.repeat else leaf for leaf in leaves)
         ]
-        enabled = torch.is_grad_enabled()
+        # Recording computes with real numbers, also random ones; the first step draws them again.
+        enabled, drawn = torch.is_grad_enabled(), torch.get_rng_state()
         try:
             with recorder, guard:
                 module = sizes.record(guard.watching(pure), tensors)
@@ -165,6 +166,7 @@ class TorchEngine:
             return _repeated(traced, options.repeat) if options.repeat else traced
         finally:
             set_grad_enabled(enabled)
+            torch.set_rng_state(drawn)
         _clone_inputs(module.graph, updated)
         _drop_detach(module.graph)
         module.recompile()
