@@ -42,6 +42,10 @@ class Changes:
             left = self._left(before, after)
             yield Effect("write", f"changes {place.label}", place.file, place.line, left)
 
+    def forget(self) -> None:
+        """Lets go of everything."""
+        self._looks.clear()
+
     def undo(self) -> None:
         """Puts everything back as it was."""
         for _, look, before in self._looks:

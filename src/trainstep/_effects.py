@@ -110,6 +110,7 @@ class Observer:
     def found(self) -> list[Effect]:
         """What the step did, after it was traced."""
         self.noticed(self._changes.found())
+        self._changes.forget()
         return list(self._noted.values())
 
     def _put(self, place: Any, name: str, stand_in: Any) -> None:

@@ -16,6 +16,26 @@ from trainstep import _site
 
 CONTAINERS = (list, dict, set, deque)
 SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, np.generic, np.dtype)
+# Methods that change a container.
+CHANGES = frozenset(
+    [
+        "append",
+        "appendleft",
+        "extend",
+        "insert",
+        "add",
+        "update",
+        "pop",
+        "popitem",
+        "popleft",
+        "remove",
+        "discard",
+        "clear",
+        "setdefault",
+        "sort",
+        "reverse",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)

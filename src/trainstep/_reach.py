@@ -12,11 +12,10 @@ them keeps an object alive.
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -26,7 +25,9 @@ from keras.src.backend.common import KerasVariable
 from trainstep import _site
 from trainstep._arguments import structure
 from trainstep._bytecode import Call, Constant, Path, Scan, scan
+from trainstep._frames import CONTENTS, Frame, Spread, bound, cells_of
 from trainstep._places import (
+    CHANGES,
     CONTAINERS,
     Place,
     Write,
@@ -51,41 +52,8 @@ _KERAS = (
 )
 # Which methods of a class of the user's Keras runs in a step.
 _METHODS = ("call", "__call__", "update_state", "result", "update_step", "compute_loss")
-_CHANGES = frozenset(
-    [
-        "append",
-        "appendleft",
-        "extend",
-        "insert",
-        "add",
-        "update",
-        "pop",
-        "popitem",
-        "popleft",
-        "remove",
-        "discard",
-        "clear",
-        "setdefault",
-        "sort",
-        "reverse",
-    ]
-)
 GONE: Any = object()  # what is found where there is nothing
-_CONTENTS = ".cell_contents"
 _LIMIT = 400  # pieces of code
-
-
-class Spread(list["Place | None"]):
-    """The arguments that `*args` stands for."""
-
-
-@dataclass(slots=True)
-class _Frame:
-    """What names mean in a piece of code."""
-
-    globals: Mapping[str, Any]
-    cells: dict[str, Place]
-    locals: dict[str, Place]
 
 
 @dataclass
@@ -113,9 +81,9 @@ class Reach:
 
     def cell(self, text: str) -> Any:
         """The cell whose contents an expression finds, if it is one of a cell."""
-        if not text.endswith(_CONTENTS):
+        if not text.endswith(CONTENTS):
             return None
-        return eval(text.removesuffix(_CONTENTS), {**self.names, "cells": self._closure})
+        return eval(text.removesuffix(CONTENTS), {**self.names, "cells": self._closure})
 
     def globals(self, text: str) -> Any:
         """The dict of globals that an expression starts at."""
@@ -135,9 +103,9 @@ class Reach:
             self._method(self._object(fn.__self__, "`self`"), fn.__func__, given, {})
         elif isinstance(fn, types.FunctionType):
             self._closure = fn.__closure__ or ()
-            cells = self._cells(fn, "cells")
-            bound = self._bound(fn, "", given, {})
-            self._code(fn.__code__, _Frame(fn.__globals__, cells, bound))
+            cells = cells_of(fn, "cells")
+            known = bound(fn, "", given, {})
+            self._code(fn.__code__, Frame(fn.__globals__, cells, known))
         else:
             self.object(fn)
 
@@ -174,9 +142,9 @@ class Reach:
 
     # Code -----------------------------------------------------------------------------------
 
-    def _code(self, code: types.CodeType, frame: _Frame) -> None:
-        bound = [*frame.cells.items(), *frame.locals.items()]
-        key = (code, id(frame.globals), tuple(sorted((n, p.text) for n, p in bound)))
+    def _code(self, code: types.CodeType, frame: Frame) -> None:
+        known = [*frame.cells.items(), *frame.locals.items()]
+        key = (code, id(frame.globals), tuple(sorted((n, p.text) for n, p in known)))
         if key in self._known or len(self._known) > _LIMIT or not _site.is_users_file(code):
             return
         self._known.add(key)
@@ -191,14 +159,14 @@ class Reach:
         for inner in found.inner:
             self._code(inner, self._inside(inner, code, found, frame))
 
-    def _read(self, path: Path | Constant | None, frame: _Frame, code: Any, line: int) -> None:
+    def _read(self, path: Path | Constant | None, frame: Frame, code: Any, line: int) -> None:
         place = self._follow(path, frame, code, line) if isinstance(path, Path) else None
         if place is not None:
             self._mentioned(place)
 
     def _inside(
-        self, inner: types.CodeType, code: types.CodeType, found: Scan, frame: _Frame
-    ) -> _Frame:
+        self, inner: types.CodeType, code: types.CodeType, found: Scan, frame: Frame
+    ) -> Frame:
         """What names mean in a function inside another."""
         cells = {}
         for name in inner.co_freevars:
@@ -210,9 +178,9 @@ class Reach:
                 place = frame.locals.get(name)
             if place is not None:
                 cells[name] = place
-        return _Frame(frame.globals, cells, {})
+        return Frame(frame.globals, cells, {})
 
-    def _follow(self, path: Path, frame: _Frame, code: types.CodeType, line: int) -> Place | None:
+    def _follow(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> Place | None:
         """Where a path leads, or None if it leads into a library or to something unknown."""
         place: Place | None
         if path.scope == "global":
@@ -255,24 +223,13 @@ class Reach:
                 return None
             if isinstance(own, types.FunctionType):
                 # A method of a library's class reads what it likes of its object.
-                bound = types.MethodType(own, value)
-                users = is_users_function(bound)
-                return further(place, f".{name}", bound) if users else place
+                method = types.MethodType(own, value)
+                users = is_users_function(method)
+                return further(place, f".{name}", method) if users else place
         if name in getattr(value, "__dict__", ()) or is_plain_member(value, name):
             with_dot = further(place, f".{name}", getattr(value, name, None))
             return with_dot if hasattr(value, name) else None
         return None
-
-    def _cells(self, fn: types.FunctionType, text: str) -> dict[str, Place]:
-        found = {}
-        for index, name in enumerate(fn.__code__.co_freevars):
-            try:
-                value = (fn.__closure__ or ())[index].cell_contents
-            except (ValueError, IndexError):  # not bound yet
-                continue
-            label = f"closure variable `{name}`"
-            found[name] = Place(label, f"{text}[{index}]{_CONTENTS}", value)
-        return found
 
     # Values ---------------------------------------------------------------------------------
 
@@ -361,7 +318,7 @@ class Reach:
             label = f"{owner.label}.{name}"
             self.places.setdefault(place.text, Place(label, place.text, value, owned=True))
 
-    def _called(self, call: Call, frame: _Frame, code: types.CodeType) -> None:
+    def _called(self, call: Call, frame: Frame, code: types.CodeType) -> None:
         if call.path.steps and self._called_on_data(call, frame, code):
             return
         place = self._follow(call.path, frame, code, call.line)
@@ -386,11 +343,11 @@ class Reach:
             self._method(owner, called.__func__, args, named)
 
     def _passed(
-        self, path: Path | Constant | None, frame: _Frame, code: types.CodeType, line: int
+        self, path: Path | Constant | None, frame: Frame, code: types.CodeType, line: int
     ) -> Place | None:
         return self._follow(path, frame, code, line) if isinstance(path, Path) else None
 
-    def _called_on_data(self, call: Call, frame: _Frame, code: types.CodeType) -> bool:
+    def _called_on_data(self, call: Call, frame: Frame, code: types.CodeType) -> bool:
         """Whether a call is one of a container's methods: `seen.append(...)`, `cfg.get("lr")`."""
         kind, name = call.path.steps[-1]
         owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, call.line)
@@ -399,7 +356,7 @@ class Reach:
         for path in (*call.args, *call.keywords.values()):
             self._read(path, frame, code, call.line)
         key = call.args[0] if call.args else None
-        if name in _CHANGES:
+        if name in CHANGES:
             self._note_container(owner)
             self.writes.append(Write(owner, ("call", name), at(owner, code, call.line)))
         elif name == "get" and isinstance(key, Constant) and isinstance(owner.value, dict):
@@ -413,9 +370,9 @@ class Reach:
         self, place: Place, args: Sequence[Place | None], named: Mapping[str, Place | None]
     ) -> None:
         fn = place.value
-        cells = self._cells(fn, f"{place.text}.__closure__")
-        bound = self._bound(fn, place.text, args, named)
-        self._code(fn.__code__, _Frame(fn.__globals__, cells, bound))
+        cells = cells_of(fn, f"{place.text}.__closure__")
+        known = bound(fn, place.text, args, named)
+        self._code(fn.__code__, Frame(fn.__globals__, cells, known))
 
     def _method(
         self,
@@ -427,45 +384,11 @@ class Reach:
         if not isinstance(fn, types.FunctionType) or not _site.is_users_file(fn.__code__):
             return
         # A method's own closure belongs to its class, and has nothing that changes.
-        self._code(
-            fn.__code__, _Frame(fn.__globals__, {}, self._bound(fn, "", [owner, *args], named))
-        )
-
-    def _bound(
-        self,
-        fn: types.FunctionType,
-        text: str,
-        args: Sequence[Place | None],
-        named: Mapping[str, Place | None],
-    ) -> dict[str, Place]:
-        """The parameters of a function whose values are known: what is passed, and defaults."""
-        code = fn.__code__
-        names = code.co_varnames[: code.co_argcount]
-        given: dict[str, Place | None] = {**dict(zip(names, args, strict=False)), **named}
-        if code.co_flags & inspect.CO_VARARGS:
-            rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
-            given[rest] = Place("", "", Spread(args[len(names) :]))
-        defaults = fn.__defaults__ or ()
-        first = len(names) - len(defaults)
-        for index, value in enumerate(defaults):
-            name = names[first + index]
-            if name not in given and text:
-                label = f"default `{name}` of `{fn.__name__}`"
-                given[name] = Place(label, f"{text}.__defaults__[{index}]", value)
-        for name, value in (fn.__kwdefaults__ or {}).items():
-            if name not in given and text:
-                label = f"default `{name}` of `{fn.__name__}`"
-                given[name] = Place(label, f"{text}.__kwdefaults__[{name!r}]", value)
-        # An object that came as an argument is called what the code calls it.
-        return {
-            name: replace(place, label=f"`{name}`") if place.label.startswith("`") else place
-            for name, place in given.items()
-            if place is not None
-        }
+        self._code(fn.__code__, Frame(fn.__globals__, {}, bound(fn, "", [owner, *args], named)))
 
     # Changes --------------------------------------------------------------------------------
 
-    def _written(self, path: Path, frame: _Frame, code: types.CodeType, line: int) -> None:
+    def _written(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> None:
         if not path.steps:
             place = self._follow(path, frame, code, line)
             if place is None and path.scope == "global":  # a name that the step makes

@@ -216,6 +216,7 @@ class Tracer:
         captures = Captures(steady, after.names)
         for place in captures.unwatched:
             self._tell_large(place)
+        captures.unwatched.clear()  # nobody is to hold them
         return captures
 
     def _tell_large(self, place: Place) -> None:
