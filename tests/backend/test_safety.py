@@ -830,3 +830,27 @@ def test_ctrl_c_in_one_function_does_not_lock_another_thread_out() -> None:
     run_threads(lambda: step(1.0, False))
 
     assert float(total.value) == 2.0
+
+
+def test_a_cleared_session_does_not_hide_the_step_around_a_call() -> None:
+    """Keras keeps the current scope in an object that `clear_session` replaces."""
+    total = keras.Variable(0.0)
+
+    @ts.function
+    def add(x: Any) -> Any:
+        total.assign_add(ops.sum(x))
+        return x * 1
+
+    @ts.function
+    def twice(x: Any) -> Any:
+        return add(add(x))
+
+    x = ops.ones(3)
+    for _ in range(3):
+        add(x)
+    keras.utils.clear_session(free_memory=False)
+    for _ in range(3):
+        twice(x)
+
+    assert float(total.value) == 9 + 3 * 6
+    assert twice.trace_count == 1
