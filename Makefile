@@ -4,6 +4,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 QUIET := TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0
 # The tests compute with small arrays, on which torch's threads would only wait for each other.
 TESTING := $(QUIET) OMP_NUM_THREADS=1
@@ -13,14 +16,12 @@ TESTING := $(QUIET) OMP_NUM_THREADS=1
 demo: $(VENV)/base.done
 	$(QUIET) KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/digits.py
 
+# One process per engine, as many at a time as there are processors.
 test: $(VENV)/all.done
-	@for engine in jax tensorflow torch; do \
-	  echo "== $$engine"; \
-	  $(TESTING) KERAS_BACKEND=$$engine $(BIN)/python -m pytest || exit 1; \
-	done
+	@$(MAKE) --no-print-directory -j$(JOBS) test-jax test-torch test-tensorflow
 
 test-jax test-tensorflow test-torch: test-%: $(VENV)/all.done
-	$(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)
+	@$(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS) 2>&1 | sed -u 's/^/$*: /'
 
 bench: $(VENV)/all.done
 	$(QUIET) $(BIN)/python -m benchmarks.compare $(ARGS)
