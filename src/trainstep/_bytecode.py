@@ -79,13 +79,22 @@ class Constant(NamedTuple):
     value: Any
 
 
+class Made(NamedTuple):
+    """A function that the code makes itself."""
+
+    code: CodeType
+
+
+Value = Path | Constant | Made | None  # on the stack; None: unknown
+
+
 @dataclass(slots=True)
 class Call:
     """A call of what a path leads to."""
 
     path: Path
-    args: list[Path | Constant | None]
-    keywords: dict[str, Path | Constant | None]
+    args: list[Value]
+    keywords: dict[str, Value]
     line: int
     starred: Path | None = None  # `f(*args)`
 
@@ -98,7 +107,7 @@ class Scan:
     writes: dict[Path, int] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     inner: list[CodeType] = field(default_factory=list)  # functions and comprehensions inside
-    aliases: dict[str, Path] = field(default_factory=dict)  # local names of something outside
+    aliases: dict[str, Path | Made] = field(default_factory=dict)  # local names of such things
 
 
 @functools.lru_cache(maxsize=4096)
@@ -218,7 +227,7 @@ class _Machine:
 
     def _STORE_FAST(self, i: dis.Instruction) -> None:
         value = self._pop()
-        if isinstance(value, Path) and i.argval in self._once:
+        if isinstance(value, (Path, Made)) and i.argval in self._once:
             self.scan.aliases[i.argval] = value
         else:
             self._read(value)
@@ -336,7 +345,9 @@ class _Machine:
             del self._stack[-2]
 
     def _MAKE_FUNCTION(self, i: dis.Instruction) -> None:
-        self._use(1 + bin(i.arg or 0).count("1"), 1)
+        taken = self._use(1 + bin(i.arg or 0).count("1"), 0)
+        code = taken[-1].value if isinstance(taken[-1], Constant) else None
+        self._stack.append(Made(code) if isinstance(code, CodeType) else None)
 
     def _FORMAT_VALUE(self, i: dis.Instruction) -> None:
         self._use(1 + bool((i.arg or 0) & 4), 1)

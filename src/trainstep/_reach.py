@@ -24,7 +24,7 @@ from keras.src.backend.common import KerasVariable
 
 from trainstep import _site
 from trainstep._arguments import structure
-from trainstep._bytecode import Call, Constant, Path, Scan, scan
+from trainstep._bytecode import Call, Constant, Made, Path, Scan, Value, scan
 from trainstep._frames import CONTENTS, Frame, Spread, bound, cells_of
 from trainstep._places import (
     CHANGES,
@@ -156,10 +156,23 @@ class Reach:
             self._written(path, frame, code, line)
         for call in found.calls:
             self._called(call, frame, code)
+        on_the_host = self._on_the_host(found, frame, code)
         for inner in found.inner:
-            self._code(inner, self._inside(inner, code, found, frame))
+            if inner not in on_the_host:
+                self._code(inner, self._inside(inner, code, found, frame))
 
-    def _read(self, path: Path | Constant | None, frame: Frame, code: Any, line: int) -> None:
+    def _on_the_host(self, found: Scan, frame: Frame, code: types.CodeType) -> set[Any]:
+        """The functions that are made here for `callback`: they run at every step."""
+        made = [(call, call.args[0]) for call in found.calls if call.args]
+        return {
+            first.code
+            for call, first in made
+            if isinstance(first, Made)
+            and (place := self._follow(call.path, frame, code, call.line)) is not None
+            and _is_callback(place.value)
+        }
+
+    def _read(self, path: Value, frame: Frame, code: Any, line: int) -> None:
         place = self._follow(path, frame, code, line) if isinstance(path, Path) else None
         if place is not None:
             self._mentioned(place)
@@ -173,7 +186,7 @@ class Reach:
             if name in code.co_freevars:
                 place = frame.cells.get(name)
             elif name in found.aliases:
-                place = self._follow(found.aliases[name], frame, code, code.co_firstlineno)
+                place = self._passed(found.aliases[name], frame, code, code.co_firstlineno)
             else:
                 place = frame.locals.get(name)
             if place is not None:
@@ -209,9 +222,9 @@ class Reach:
     def _attribute(self, place: Place, name: str) -> Place | None:
         value = place.value
         if isinstance(value, types.ModuleType):
-            if not _site.is_users_module(value) or name not in vars(value):
-                return None
-            return further(place, f".{name}", vars(value)[name])
+            found = vars(value).get(name, GONE)
+            known = _site.is_users_module(value) or _is_callback(found)
+            return further(place, f".{name}", found) if known and found is not GONE else None
         own = getattr(type(value), name, None)
         if isinstance(own, property) and own.fget is not None and not isinstance(value, type):
             self._method(place, own.fget, [], {})
@@ -324,6 +337,10 @@ class Reach:
         place = self._follow(call.path, frame, code, call.line)
         given = [*call.args, *call.keywords.values()]
         called: Any = place.value if place is not None else None
+        if _is_callback(called):  # it calls the same function at every step, whatever that reads
+            kept = self._passed(given.pop(0), frame, code, call.line) if given else None
+            if kept is not None:
+                self.places.setdefault(kept.text, kept)
         if place is None or not is_users_function(called):
             for path in (call.path, *given):
                 self._read(path, frame, code, call.line)
@@ -342,9 +359,7 @@ class Reach:
                 owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, 0)
             self._method(owner, called.__func__, args, named)
 
-    def _passed(
-        self, path: Path | Constant | None, frame: Frame, code: types.CodeType, line: int
-    ) -> Place | None:
+    def _passed(self, path: Value, frame: Frame, code: types.CodeType, line: int) -> Place | None:
         return self._follow(path, frame, code, line) if isinstance(path, Path) else None
 
     def _called_on_data(self, call: Call, frame: Frame, code: types.CodeType) -> bool:
@@ -407,3 +422,7 @@ class Reach:
     def _note_container(self, place: Place) -> None:
         if isinstance(place.value, (*CONTAINERS, np.ndarray)) or is_generator(place.value):
             self.containers.setdefault(id(place.value), place)
+
+
+def _is_callback(value: Any) -> bool:
+    return getattr(value, "__module__", "") == "trainstep._host"

@@ -1447,3 +1447,31 @@ def test_state_is_unchanged_after_the_error_of_a_whole_step() -> None:
             step(X, Y)
     for got, wanted in zip(values_of(state), before, strict=True):
         assert got.tobytes() == wanted.tobytes()
+
+
+COUNT = 0
+NOTED: list[tuple[int, float]] = []
+
+
+def note(value: Any) -> None:
+    NOTED.append((COUNT, float(value)))
+
+
+def test_what_a_callback_reads_is_live_and_costs_no_trace() -> None:
+    @ts.function(side_effects="raise")
+    def step(x: Any) -> Any:
+        def local(value: Any) -> None:
+            note(value)
+
+        ts.callback(note, x)
+        ts.callback(local, x)
+        ts.callback(lambda value: NOTED.append((COUNT, float(value))), x)
+        return x * 1
+
+    NOTED.clear()
+    for count in range(3):
+        put(COUNT=count)
+        step(2.0)
+
+    assert [n for n, _ in NOTED] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert step.trace_count == 1
