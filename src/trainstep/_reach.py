@@ -323,7 +323,9 @@ class Reach:
         optional = value is None and isinstance(owner.value, keras.optimizers.Optimizer)
         if isinstance(value, types.FunctionType):
             self._function(place, [], {})
-        if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+        # Not what hangs on a model: it may have been compiled with another optimizer.
+        parts = (keras.optimizers.schedules.LearningRateSchedule, keras.optimizers.Optimizer)
+        if isinstance(value, parts) and not isinstance(owner.value, keras.layers.Layer):
             self._keras(value)
         # Keras wraps some methods of a layer, and keeps them with it under their own names.
         public = not name.startswith("_") and not hasattr(type(owner.value), name)
