@@ -35,12 +35,12 @@ def leaves_nothing_behind() -> Iterator[None]:
     environment = dict(os.environ)
     policy = keras.config.dtype_policy().name, keras.config.floatx()
     yield
-    for thread in set(threading.enumerate()) - threads:
-        if not thread.daemon:
-            thread.join(timeout=10)  # one that is about to end has not been left behind
-    left = [t.name for t in set(threading.enumerate()) - threads if t.is_alive() and not t.daemon]
+    left = [t for t in set(threading.enumerate()) - threads if not t.daemon]
     if keras.backend.backend() == "torch":  # inductor keeps a pool for its compilations
-        left = [name for name in left if not name.startswith("ThreadPoolExecutor")]
+        left = [t for t in left if not t.name.startswith("ThreadPoolExecutor")]
+    for thread in left:
+        thread.join(timeout=10)  # one that is about to end has not been left behind
+    left = [t.name for t in left if t.is_alive()]
     assert not left, f"threads left: {left}"
     if keras.backend.backend() == "torch":
         import torch
