@@ -29,7 +29,6 @@ _PLAIN = {
     "UNARY_NOT": (1, 1),
     "UNARY_INVERT": (1, 1),
     "UNARY_POSITIVE": (1, 1),
-    "GET_ITER": (1, 1),
     "GET_LEN": (0, 1),
     "LIST_EXTEND": (1, 0),
     "SET_UPDATE": (1, 0),
@@ -48,7 +47,6 @@ _PLAIN = {
     "PUSH_NULL": (0, 1),
     "LOAD_CLOSURE": (0, 1),
     "LOAD_BUILD_CLASS": (0, 1),
-    "FOR_ITER": (0, 1),
 }
 _COUNTED = {
     "BUILD_TUPLE": 1,
@@ -64,9 +62,9 @@ _ENDS = ("RETURN_VALUE", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKW
 class Path(NamedTuple):
     """A name, and the attributes and keys that lead on from it."""
 
-    scope: str  # "global", "free" (of an enclosing function) or "local" (a parameter)
+    scope: str  # "global", "free" (of an enclosing function), "local" (a parameter) or "super"
     name: str
-    steps: tuple[tuple[str, Any], ...] = ()  # ("attr", "alpha"), ("item", "lr")
+    steps: tuple[tuple[str, Any], ...] = ()  # ("attr", "alpha"), ("item", "lr"), ("each", None)
 
     def then(self, kind: str, key: Any) -> Path:
         """One step further."""
@@ -107,6 +105,7 @@ class Scan:
     writes: dict[Path, int] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     inner: list[CodeType] = field(default_factory=list)  # functions and comprehensions inside
+    local_calls: list[tuple[CodeType, list[Value]]] = field(default_factory=list)  # of those
     aliases: dict[str, Path | Made] = field(default_factory=dict)  # local names of such things
 
 
@@ -282,6 +281,14 @@ class _Machine:
 
     # Moving about ---------------------------------------------------------------------------
 
+    def _GET_ITER(self, i: dis.Instruction) -> None:
+        owner = self._pop()
+        self._read(owner)
+        self._stack.append(owner.then("each", None) if isinstance(owner, Path) else None)
+
+    def _FOR_ITER(self, i: dis.Instruction) -> None:
+        self._stack.append(self._stack[-1] if self._stack else None)
+
     def _COPY(self, i: dis.Instruction) -> None:
         depth = i.arg or 0
         self._stack.append(self._stack[-depth] if len(self._stack) >= depth else None)
@@ -317,12 +324,16 @@ class _Machine:
         self._stack.append(self._attribute_by_name(called, args))
         if isinstance(called, Path):  # whether it reads what it is given is its own affair
             self.scan.calls.append(Call(called, args, keywords, self._line))
+        elif isinstance(called, Made) and not keywords:
+            self.scan.local_calls.append((called.code, args))
         else:
             for value in given:
                 self._read(value)
 
     def _attribute_by_name(self, called: Any, args: list[Any]) -> Path | None:
         """`getattr` and `setattr` with a constant name are as good as a dot."""
+        if called == Path("global", "super"):
+            return Path("super", "")
         if called not in (Path("global", "getattr"), Path("global", "setattr")):
             return None
         if len(args) < 2 or not isinstance(args[0], Path) or not isinstance(args[1], Constant):

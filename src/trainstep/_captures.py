@@ -8,6 +8,11 @@ is another object and yet equal costs a closer look, once.
 
 from __future__ import annotations
 
+import copy
+import datetime
+import decimal
+import fractions
+import pathlib
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +20,15 @@ from typing import Any
 
 import numpy as np
 
+from trainstep._keras_parts import KERAS
+from trainstep._naming import reference
 from trainstep._places import CONTAINERS, SCALARS, Place
 from trainstep._reach import GONE
 from trainstep._signature import Part, distinct
 from trainstep._source import Source, define
 
 LARGE = 1 << 20  # bytes of an array that are compared at every call
+MANY = 4096  # numbers in containers that are; of other things in them, a sixteenth
 _SHOWN = 60
 
 
@@ -34,40 +42,50 @@ class Captures:
     Attributes:
         source: An expression that is false if all are as they were; `cells` in it is the closure
             of the function that is called. Empty if there are none.
-        unwatched: Arrays that are too large to be compared at every call.
+        unwatched: What is too large to be compared at every call.
     """
 
     def __init__(self, places: Sequence[Place], names: dict[str, Any]) -> None:
-        self._names = {**names, "cap_contents": contents, "cap_differs": _differs}
+        self._names = {**names, "cap_other": other_contents, "cap_differs": _differs}
         self._watched: list[_Watched] = []
         self.unwatched: list[Place] = []
         tests: list[str] = []
-        settings: dict[str, list[Place]] = {}  # of layers and the like, by owner
+        settings: dict[str, list[Place]] = {}  # numbers of layers and the like, by owner
         for place in places:
-            if place.owned:
+            if place.owned and isinstance(place.value, SCALARS):
                 settings.setdefault(place.text.rpartition(".")[0], []).append(place)
                 continue
-            made = _watched(place, len(self._watched))
+            made = self._made(place)
             if made is not None:
                 self._watched.append(made)
                 tests.append(made.test)
-            if isinstance(place.value, np.ndarray) and place.value.nbytes > LARGE:
-                self.unwatched.append(place)
         for owner, owned in settings.items():
-            first = len(self._watched)
-            self._watched += [_Watched(place, "", lambda v: v) for place in owned]
-            names_of = [place.text.rpartition(".")[2] for place in owned]
-            if len(owned) == 1:
-                tests.append(f"{owned[0].text} is not cap_seen[{first}]")
-                continue
-            now = f"[(o := {owner}).{', o.'.join(names_of)}]"
-            tests.append(f"{now} != cap_seen[{first}:{first + len(owned)}]")
+            tests.append(self._setting(owner, owned))
         labels = distinct(each.label for each in self._watched)
         for each, label in zip(self._watched, labels, strict=True):
             each.label = label
         self._seen = [w.seen for w in self._watched]
         self._names["cap_seen"] = self._seen
         self.source = Source(" or ".join(tests), self._names)
+
+    def _made(self, place: Place) -> _Watched | None:
+        """How a value is watched; None if it cannot be, whatever the user's object does."""
+        try:
+            if is_large(place.value):
+                self.unwatched.append(place)
+            return _watched(place, len(self._watched))
+        except Exception:
+            return None
+
+    def _setting(self, owner: str, owned: list[Place]) -> str:
+        """The test of the numbers of one object, looked at together."""
+        first = len(self._watched)
+        self._watched += [_Watched(place, "", _as_is) for place in owned]
+        if len(owned) == 1:
+            return f"{owned[0].text} is not cap_seen[{first}]"
+        names = [place.text.rpartition(".")[2] for place in owned]
+        now = f"[(o := {owner}).{', o.'.join(names)}]"
+        return f"{now} != cap_seen[{first}:{first + len(owned)}]"
 
     def holds(self, cells: Any) -> bool:
         """Whether all are as they were."""
@@ -94,12 +112,14 @@ class Captures:
 
     def _now(self, index: int, cells: Any) -> Any:
         each = self._watched[index]
-        if each.look is None:
-            each.look = define("look(cells)", f"return {each.text}", self._names)
         try:
-            return each.look(cells)
+            if each.look is None:
+                each.look = define("look(cells)", f"return {each.text}", self._names)
+            now = each.look(cells)
+            token(now)
         except Exception:
             return GONE
+        return now
 
     def _changed(self, index: int, cells: Any) -> bool:
         each, now = self._watched[index], self._now(index, cells)
@@ -112,15 +132,20 @@ class Captures:
 class _Watched:
     """One value, and the expression that compares it."""
 
-    def __init__(self, place: Place, test: str, keep: Callable[[Any], Any], text: str = "") -> None:
+    def __init__(self, place: Place, test: str, keep: Callable[[Any], Any]) -> None:
         self.label = f"{place.label}, read at {place.site}" if place.site else place.label
-        self.text = text or place.text
+        self.text = place.text
         self.test = test
         self.keep = keep
         self.seen = keep(place.value)
         self.shown = _shown(place.value)
         self.token = self.accepted = token(place.value)
         self.look: Callable[[Any], Any] | None = None
+        compile(test or "0", "<captures>", "eval")
+
+
+def _as_is(value: Any) -> Any:
+    return value
 
 
 def _watched(place: Place, index: int) -> _Watched | None:
@@ -128,25 +153,129 @@ def _watched(place: Place, index: int) -> _Watched | None:
     value, text = place.value, place.text
     seen = f"cap_seen[{index}]"
     if isinstance(value, SCALARS):
-        return _Watched(place, f"{text} is not {seen}", lambda v: v)
-    if isinstance(value, np.ndarray):
-        if value.dtype == object:
-            return None
-        if value.nbytes <= LARGE:
-            return _Watched(place, f"cap_differs({text}, {seen})", np.copy)
-    if isinstance(value, (*CONTAINERS, tuple, frozenset)):
-        return _Watched(place, f"cap_contents({text}) != {seen}", contents)
-    if hasattr(value, "_version"):  # a torch tensor counts its changes in place
+        return _Watched(place, f"{text} is not {seen}", _as_is)
+    if isinstance(value, np.ndarray) and not is_large(value):
+        return _Watched(place, f"cap_differs({text}, {seen})", _array)
+    if isinstance(value, _STRUCTURES):
+        return _Watched(place, f"cap_other({text}, {seen})", _kept)
+    if _is_mutable_tensor(value):
         kept = lambda v: (weakref.ref(v), v._version)  # noqa: E731
         test = f"{text} is not {seen}[0]() or {text}._version != {seen}[1]"
         return _Watched(place, test, kept)
     if isinstance(value, types.MethodType):  # made anew at each look
-        return _Watched(place, f"{text} != {seen}()", weakref.WeakMethod)
+        return _Watched(place, f"{text} != {seen}()", _method)
+    if isinstance(value, _BY_VALUE):
+        return _Watched(place, f"{text} is not {seen}", _as_is)
+    return _Watched(place, f"{text} is not {seen}()", reference)
+
+
+_STRUCTURES = (*CONTAINERS, tuple, frozenset)
+_BY_VALUE = (
+    range,
+    slice,
+    fractions.Fraction,
+    decimal.Decimal,
+    datetime.timedelta,
+    datetime.date,
+    datetime.time,
+    pathlib.PurePath,
+)
+
+
+def _is_mutable_tensor(value: Any) -> bool:
+    """Whether a value is a torch tensor, which counts its changes in place."""
+    return hasattr(type(value), "_version") and hasattr(type(value), "__torch_function__")
+
+
+def _method(value: Any) -> Any:
     try:
-        weakref.ref(value)
+        return weakref.WeakMethod(value)
     except TypeError:
-        return None
-    return _Watched(place, f"{text} is not {seen}()", weakref.ref)
+        return reference(value)
+
+
+def _array(value: Any) -> tuple[Any, tuple[int, ...], bytes]:
+    return value.dtype, value.shape, value.tobytes()
+
+
+def _differs(value: Any, seen: tuple[Any, tuple[int, ...], bytes]) -> bool:
+    """Whether an array is another than it was, bit by bit."""
+    return (value.dtype, value.shape, value.tobytes()) != seen
+
+
+# Containers --------------------------------------------------------------------------------
+
+
+def is_large(value: Any) -> bool:
+    """Whether a value is too large to be compared at every call."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes > LARGE or value.dtype == object
+    return isinstance(value, _STRUCTURES) and _weight(value, MANY) <= 0
+
+
+def _weight(value: Any, left: int) -> int:
+    """What is left of a budget after looking at everything in a container."""
+    for item in value.values() if isinstance(value, dict) else value:
+        if left <= 0:
+            break
+        if isinstance(item, _STRUCTURES):
+            left = _weight(item, left - 1)
+        elif isinstance(item, np.ndarray):
+            left -= MANY if is_large(item) else 16 + item.nbytes // 64
+        else:
+            left -= 1 if isinstance(item, SCALARS) else 16
+    return left
+
+
+def _kept(value: Any) -> Any:
+    """A copy of a container of plain values, which compares fast; the token of any other."""
+    return _copy(value) if not is_large(value) and _is_plain(value) else (GONE, token(value))
+
+
+def other_contents(value: Any, kept: Any) -> bool:
+    """Whether a container has other contents than it had."""
+    if type(kept) is tuple and kept and kept[0] is GONE:
+        return bool(token(value) != kept[1])
+    return type(value) is not type(kept) or value != kept
+
+
+def _is_plain(value: Any) -> bool:
+    items = value.values() if isinstance(value, dict) else value
+    keys = isinstance(value, dict) and not all(isinstance(key, SCALARS) for key in value)
+    return not keys and all(
+        _is_plain(item) if type(item) in (list, dict, tuple) else isinstance(item, SCALARS)
+        for item in items
+    )
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return copy.copy(value) if not value else type(value)(_pairs(value))
+    if type(value) in (list, tuple):
+        return type(value)([_copy(x) if type(x) in (list, dict, tuple) else x for x in value])
+    return copy.copy(value)
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    return [(k, _copy(v) if type(v) in (list, dict, tuple) else v) for k, v in value.items()]
+
+
+# Tokens ------------------------------------------------------------------------------------
+
+
+class _Same:
+    """An object by identity, also after another has taken over its number."""
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, value: Any) -> None:
+        self._ref = reference(value)
+
+    def __eq__(self, other: object) -> bool:
+        mine = self._ref()
+        return isinstance(other, _Same) and mine is not None and mine is other._ref()
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def token(value: Any) -> Any:
@@ -154,41 +283,26 @@ def token(value: Any) -> Any:
     if isinstance(value, SCALARS):
         return (type(value), repr(value))  # 0.0 and -0.0, 1 and True are not the same
     if isinstance(value, np.ndarray):
-        large = value.nbytes > LARGE or value.dtype == object
-        return (value.dtype.str, value.shape, id(value) if large else value.tobytes())
-    if isinstance(value, (*CONTAINERS, tuple, frozenset)):
-        return contents(value)
+        return (value.dtype.str, value.shape, _Same(value) if is_large(value) else value.tobytes())
+    if isinstance(value, _STRUCTURES):
+        return (type(value), _Same(value) if is_large(value) else _contents(value))
     if isinstance(value, types.FunctionType) and value.__closure__ is None:
-        return (value.__code__, value.__defaults__)  # defined again, and the same
+        defaults = [token(each) for each in value.__defaults__ or ()]
+        return (value.__code__, defaults)  # defined again, and the same
     if isinstance(value, types.MethodType):
-        return (id(value.__self__), token(value.__func__))
-    return (id(value), getattr(value, "_version", None))
+        return (_Same(value.__self__), token(value.__func__))
+    if isinstance(value, _BY_VALUE):
+        return (type(value), value)
+    return (_Same(value), value._version if _is_mutable_tensor(value) else None)
 
 
-def contents(value: Any, depth: int = 3) -> Any:
-    """What is in a container, as far as a step may have read it."""
-    if len(value) > 64:
-        return (type(value), len(value), id(value))
-    items = value.items() if isinstance(value, dict) else value
-    pairs = items if isinstance(value, dict) else enumerate(items)
+def _contents(value: Any) -> list[Any]:
+    """What is in a container."""
+    if isinstance(value, dict):
+        return [(token(key), token(item)) for key, item in value.items()]
     if isinstance(value, (set, frozenset)):
-        return (type(value), frozenset(value))
-    return (type(value), tuple((key, _content(item, depth)) for key, item in pairs))
-
-
-def _content(item: Any, depth: int) -> Any:
-    if isinstance(item, (*CONTAINERS, tuple, frozenset)):
-        return contents(item, depth - 1) if depth else id(item)
-    return token(item)
-
-
-def _differs(value: Any, seen: np.ndarray) -> bool:
-    """Whether an array is another than it was, bit by bit."""
-    if type(value) is not np.ndarray or value.shape != seen.shape or value.dtype != seen.dtype:
-        return True
-    if value.flags.c_contiguous and seen.flags.c_contiguous:
-        return value.data.cast("B") != seen.data.cast("B") if value.size else False
-    return value.tobytes() != seen.tobytes()
+        return sorted(repr(item) for item in value)
+    return [token(item) for item in value]
 
 
 def _shown(value: Any) -> str:
@@ -199,8 +313,12 @@ def _shown(value: Any) -> str:
         return f"array {value.dtype.name}{list(value.shape)}"
     if isinstance(value, (types.FunctionType, types.MethodType)):
         return f"function `{value.__qualname__}`"
-    text = repr(value) if isinstance(value, (*SCALARS, *CONTAINERS, tuple)) else ""
+    plain = (*SCALARS, *_STRUCTURES, *_BY_VALUE)
+    try:
+        text = repr(value) if isinstance(value, plain) and not is_large(value) else ""
+    except Exception:
+        text = ""
     if not text:
-        name = getattr(value, "name", None)
+        name = getattr(value, "name", None) if isinstance(value, KERAS) else None
         text = f"{type(value).__name__} {name!r}" if isinstance(name, str) else type(value).__name__
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

@@ -163,25 +163,28 @@ def cast(x: Any, dtype: str) -> Any:
     From float64 to float32 is no loss here, as it is none to Keras.
     """
     array = np.asarray(ops.convert_to_numpy(x))
+    if array.dtype.name == "bfloat16":
+        array = array.astype("float32")  # which NumPy knows how to compare
     kind = array.dtype.kind
     if not _may_become(kind, dtype):
         return None
-    if dtype == "bfloat16":
-        made = ops.convert_to_numpy(ops.cast(array, dtype))
+    if dtype == "bfloat16":  # an array of the engine: NumPy has none
+        tensor = ops.cast(ops.convert_to_tensor(array), dtype)
+        made = np.asarray(ops.convert_to_numpy(ops.cast(tensor, "float32")))
     else:
         with np.errstate(over="ignore"):
-            made = array.astype(dtype)
+            tensor = made = array.astype(dtype)
     if array.dtype.name == "float64" and dtype == "float32":
         return made
     # As integers the two are compared as they are: -128 and 128 have the same bits.
     back = made.astype(array.dtype) if made.dtype.kind not in "iu" else made
-    return made if np.array_equal(back, array, equal_nan=kind in "fc") else None
+    return tensor if np.array_equal(back, array, equal_nan=kind in "fc") else None
 
 
 def _may_become(kind: str, dtype: str) -> bool:
     """Whether an array of a NumPy kind can be of a dtype at all: floats are no integers."""
     if _is_float(dtype):
-        return kind in "fiubV"
+        return kind in "fiub"
     if dtype.startswith("complex"):
         return kind in "fiubc"
     return kind in "iub" and dtype != "bool"

@@ -74,11 +74,7 @@ class Observer:
 
     def calling(self, kind: str, called: str, frame: FrameType) -> bool:
         """Whether a call comes from the user's code in the step, and if so, notes it."""
-        if (
-            threading.get_ident() != self._thread
-            or not _site.is_users(frame)
-            or frame.f_code.co_name in _ONCE
-        ):
+        if threading.get_ident() != self._thread or not _site.is_users(frame) or _is_once(frame):
             return False
         if self._raises:
             self.called(kind, called, frame, None)
@@ -95,6 +91,15 @@ class Observer:
         if self._raises:
             self._changes.undo()
             raise SideEffectError(effect.message(self._function))
+
+
+def _is_once(frame: FrameType | None) -> bool:
+    """Whether the user's code was called by a function of theirs that is meant to run once."""
+    while frame is not None and _site.is_users(frame):
+        if frame.f_code.co_name in _ONCE:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _short(value: Any) -> str:

@@ -6,7 +6,7 @@ import enum
 import random
 import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,24 +64,16 @@ class Write:
     place: Place
 
 
-def further(place: Place | None, text: str, value: Any, label: str = "") -> Place:
-    assert place is not None
-    longer = f"{place.label[:-1]}{text}`" if place.label.endswith("`") else place.label + text
-    return Place(label or longer, place.text + text, value, place.file, place.line)
+def further(place: Place, text: str, value: Any, shown: str | None = None) -> Place:
+    """A place that is reached from another by some more text; `shown` is what a person reads."""
+    added = text if shown is None else shown
+    quoted = place.label.endswith("`")
+    longer = f"{place.label[:-1]}{added}`" if quoted else place.label + added
+    return Place(longer, place.text + text, value, place.file, place.line)
 
 
 def at(place: Place, code: types.CodeType, line: int) -> Place:
     return Place(place.label, place.text, place.value, code.co_filename, line, place.owned)
-
-
-def item(place: Place, key: Any) -> Place | None:
-    value = place.value
-    if not isinstance(value, (dict, list, tuple)):
-        return None
-    try:
-        return further(place, f"[{key!r}]", value[key])
-    except (KeyError, IndexError, TypeError):
-        return None
 
 
 def is_data(value: Any) -> bool:
@@ -94,7 +86,7 @@ def is_data(value: Any) -> bool:
 def leads_on(value: Any, kind: str, key: Any) -> bool:
     """Whether a step leads to a part of a container or of a named tuple."""
     if kind == "item":
-        return isinstance(value, (dict, list, tuple))
+        return isinstance(value, (Mapping, list, tuple))
     return isinstance(value, tuple) and key in getattr(value, "_fields", ())
 
 
@@ -109,26 +101,22 @@ def items(value: Any) -> Iterable[tuple[Any, Any]]:
     return list(value.items()) if isinstance(value, dict) else list(enumerate(value))
 
 
-def is_plain_member(value: Any, name: str) -> bool:
-    """Whether an attribute is a slot, a field of a named tuple, or a plain one of the class."""
-    found = next((vars(c)[name] for c in type(value).__mro__ if name in vars(c)), None)
-    if isinstance(value, type):
-        found = next((vars(c)[name] for c in value.__mro__ if name in vars(c)), None)
-        return found is not None and not hasattr(type(found), "__get__")
-    if isinstance(found, types.MemberDescriptorType) or isinstance(value, tuple):
+def member(value: Any, name: str) -> Any:
+    """What the class of an object, or a class and its bases, have under a name, as it is there."""
+    kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
+    return next((vars(kind)[name] for kind in kinds if name in vars(kind)), None)
+
+
+def is_plain(value: Any, found: Any) -> bool:
+    """Whether what a class has is a slot, a field of a named tuple, or a plain value."""
+    if isinstance(value, tuple) or isinstance(found, types.MemberDescriptorType):
         return True
     return found is not None and not hasattr(type(found), "__get__")
 
 
-def is_library(value: Any) -> bool:
-    """Whether a value is a module, or a function or class of a library."""
-    if isinstance(value, types.ModuleType):
-        return True
-    if isinstance(value, types.FunctionType):
-        return not _site.is_users_file(value.__code__)
-    if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
-        return True
-    return isinstance(value, type)
+def is_module(value: Any) -> bool:
+    """Whether a value is a module: what is in it is what counts."""
+    return isinstance(value, types.ModuleType)
 
 
 def is_generator(value: Any) -> bool:

@@ -12,20 +12,19 @@ them keeps an object alive.
 from __future__ import annotations
 
 import functools
+import logging
 import types
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import numpy as np
-from keras.src.backend.common import KerasVariable
 
 from trainstep import _site
 from trainstep._arguments import structure
 from trainstep._bytecode import Call, Constant, Made, Path, Scan, Value, scan
 from trainstep._frames import CONTENTS, Frame, Spread, bound, cells_of
+from trainstep._keras_parts import KERAS, called_by_keras, parts, settings
+from trainstep._naming import Names
 from trainstep._places import (
     CHANGES,
     CONTAINERS,
@@ -35,28 +34,20 @@ from trainstep._places import (
     further,
     is_data,
     is_generator,
-    is_library,
-    is_plain_member,
+    is_module,
+    is_plain,
     is_users_function,
-    item,
     items,
     leads_on,
+    member,
 )
 
-_KERAS = (
-    keras.layers.Layer,
-    keras.losses.Loss,
-    keras.metrics.Metric,
-    keras.optimizers.Optimizer,
-    keras.optimizers.schedules.LearningRateSchedule,
-)
-# Which methods of a class of the user's Keras runs in a step.
-_METHODS = ("call", "__call__", "update_state", "result", "update_step", "compute_loss")
+log = logging.getLogger("trainstep")
 GONE: Any = object()  # what is found where there is nothing
-_LIMIT = 400  # pieces of code
+_LIMIT = 2000  # pieces of code
+_DEEP = 8  # containers in containers
 
 
-@dataclass
 class Reach:
     """What was found.
 
@@ -65,19 +56,24 @@ class Reach:
         writes: What is changed.
         containers: Lists and the like that are mentioned.
         modules: Dicts of globals of the user's code.
-        names: What the names in expressions mean; `cells` is the closure of the step.
+        missed: Code that could not be followed.
     """
 
-    places: dict[str, Place] = field(default_factory=dict)
-    writes: list[Write] = field(default_factory=list)
-    containers: dict[int, Place] = field(default_factory=dict)
-    modules: dict[int, Any] = field(default_factory=dict)
-    names: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self.places: dict[str, Place] = {}
+        self.writes: list[Write] = []
+        self.containers: dict[int, Place] = {}
+        self.modules: dict[int, Any] = {}
+        self.missed: list[str] = []
+        self._names = Names()
         self._known: set[Any] = set()
+        self._count = 0
         self._closure: Any = ()
-        self._objects: dict[int, str] = {}
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What the names in expressions mean; `cells` is the closure of the step."""
+        return self._names.meanings
 
     def cell(self, text: str) -> Any:
         """The cell whose contents an expression finds, if it is one of a cell."""
@@ -95,12 +91,12 @@ class Reach:
         """Follows a step, given the values of a call in the order of its parameters."""
         given = [self._argument(str(index), value) for index, value in enumerate(values)]
         while isinstance(fn, functools.partial):
-            owner = self._object(fn, "partial")
+            owner = self._names.object(fn, "partial")
             if owner is not None:
                 self._partial(owner)
             fn = fn.func
         if isinstance(fn, types.MethodType):
-            self._method(self._object(fn.__self__, "`self`"), fn.__func__, given, {})
+            self._method(self._names.object(fn.__self__, "`self`"), fn.__func__, given, {})
         elif isinstance(fn, types.FunctionType):
             self._closure = fn.__closure__ or ()
             cells = cells_of(fn, "cells")
@@ -110,56 +106,60 @@ class Reach:
             self.object(fn)
 
     def _argument(self, name: str, value: Any) -> Place | None:
-        """An object among the arguments, or those of `*args`, by weak reference."""
+        """An object among the arguments, or those of `*args`."""
         if isinstance(value, tuple):
             given = [self._argument(f"{name}[{i}]", each) for i, each in enumerate(value)]
             return Place("", "", Spread(given))
         if is_data(value) or structure(value) is not None:  # values of the call, not around it
             return None
-        found = self._object(value, f"`{name}`")
+        found = self._names.object(value, f"`{name}`")
         if found is not None:
             self._used(found)
         return found
 
     def object(self, value: Any) -> None:
         """Follows an object that a step uses."""
-        found = self._object(value, type(value).__name__)
+        if isinstance(value, types.MethodType):
+            self._method(self._names.object(value.__self__, "`self`"), value.__func__, [], {})
+            return
+        found = None if is_data(value) else self._names.object(value, type(value).__name__)
         if found is not None:
             self._used(found)
-
-    def _object(self, value: Any, label: str) -> Place | None:
-        """An object by weak reference."""
-        if isinstance(value, (types.ModuleType, type, KerasVariable)):
-            return None
-        if id(value) not in self._objects:
-            try:
-                ref = weakref.ref(value)
-            except TypeError:
-                return None
-            name = self._objects[id(value)] = f"cap_r{len(self.names)}"
-            self.names[name] = ref
-        return Place(label, f"{self._objects[id(value)]}()", value)
 
     # Code -----------------------------------------------------------------------------------
 
     def _code(self, code: types.CodeType, frame: Frame) -> None:
         known = [*frame.cells.items(), *frame.locals.items()]
         key = (code, id(frame.globals), tuple(sorted((n, p.text) for n, p in known)))
-        if key in self._known or len(self._known) > _LIMIT or not _site.is_users_file(code):
+        if key in self._known or not _site.is_users_file(code):
+            return
+        if self._count > _LIMIT:
+            self.missed.append(f"more than {_LIMIT} functions")
             return
         self._known.add(key)
+        self._count += 1
         self.modules[id(frame.globals)] = frame.globals
         found = scan(code)
         for path, line in found.reads.items():
-            self._read(path, frame, code, line)
+            self._carefully(self._read, path, frame, code, line)
         for path, line in found.writes.items():
-            self._written(path, frame, code, line)
+            self._carefully(self._written, path, frame, code, line)
         for call in found.calls:
-            self._called(call, frame, code)
+            for each in self._expanded(call.path, frame, code):
+                one = Call(each, call.args, call.keywords, call.line, call.starred)
+                self._carefully(self._called, one, frame, code)
         on_the_host = self._on_the_host(found, frame, code)
         for inner in found.inner:
             if inner not in on_the_host:
                 self._code(inner, self._inside(inner, code, found, frame))
+
+    def _carefully(self, follow: Any, *args: Any) -> None:
+        """Follows one thing; whatever the user's objects do when looked at, the rest goes on."""
+        try:
+            follow(*args)
+        except Exception as error:
+            self.missed.append(f"{type(error).__name__}: {error}")
+            log.debug("something around a step could not be followed", exc_info=True)
 
     def _on_the_host(self, found: Scan, frame: Frame, code: types.CodeType) -> set[Any]:
         """The functions that are made here for `callback`: they run at every step."""
@@ -173,9 +173,24 @@ class Reach:
         }
 
     def _read(self, path: Value, frame: Frame, code: Any, line: int) -> None:
-        place = self._follow(path, frame, code, line) if isinstance(path, Path) else None
-        if place is not None:
-            self._mentioned(place)
+        for each in self._expanded(path, frame, code) if isinstance(path, Path) else ():
+            place = self._follow(each, frame, code, line)
+            if place is not None:
+                self._mentioned(place)
+
+    def _expanded(self, path: Path, frame: Frame, code: types.CodeType) -> list[Path]:
+        """A path by way of the items of a container (`for c in cfgs: c.alpha`): one for each."""
+        kinds = [kind for kind, _ in path.steps]
+        if "each" not in kinds:
+            return [path]
+        place = kinds.index("each")
+        before, after = path._replace(steps=path.steps[:place]), path.steps[place + 1 :]
+        owner = self._follow(before, frame, code, 0)
+        if owner is None or not isinstance(owner.value, (list, tuple)) or len(owner.value) > 64:
+            return [before]
+        steps = [(*before.steps, ("item", i), *after) for i in range(len(owner.value))]
+        found = [self._expanded(path._replace(steps=each), frame, code) for each in steps]
+        return [before, *(each for paths in found for each in paths)]
 
     def _inside(
         self, inner: types.CodeType, code: types.CodeType, found: Scan, frame: Frame
@@ -191,7 +206,14 @@ class Reach:
                 place = frame.locals.get(name)
             if place is not None:
                 cells[name] = place
-        return Frame(frame.globals, cells, {})
+        given: dict[str, Place] = {}
+        for made, args in found.local_calls:
+            if made is inner:
+                for name, value in zip(inner.co_varnames, args, strict=False):
+                    place = self._passed(value, frame, code, code.co_firstlineno)
+                    if place is not None:
+                        given[name] = place
+        return Frame(frame.globals, cells, given)
 
     def _follow(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> Place | None:
         """Where a path leads, or None if it leads into a library or to something unknown."""
@@ -199,49 +221,59 @@ class Reach:
         if path.scope == "global":
             if path.name not in frame.globals:
                 return None
-            name = self._globals(frame.globals)
-            value = frame.globals[path.name]
-            place = Place(f"global `{path.name}`", f"{name}[{path.name!r}]", value)
+            place = self._names.globals(frame.globals, path.name, frame.globals[path.name])
         else:
             place = (frame.cells if path.scope == "free" else frame.locals).get(path.name)
         for kind, key in path.steps:
-            if place is None:
+            if place is None or kind == "each":
                 return None
             self._note_container(at(place, code, line))
             if is_data(place.value) and not leads_on(place.value, kind, key):
                 break  # `table.shape`, `weights[i]`: the whole of it counts
-            place = self._attribute(place, key) if kind == "attr" else item(place, key)
+            found = self._attribute(place, key) if kind == "attr" else self._item(place, key)
+            if found is place:
+                break  # a library's class reads what it likes of its object
+            place = found
         return None if place is None else at(place, code, line)
 
-    def _globals(self, found: Mapping[str, Any]) -> str:
-        if id(found) not in self._objects:
-            name = self._objects[id(found)] = f"cap_g{len(self.names)}"
-            self.names[name] = found
-        return self._objects[id(found)]
+    def _item(self, place: Place, key: Any) -> Place | None:
+        if not isinstance(place.value, (Mapping, list, tuple)):
+            return None
+        try:
+            return self._names.item(place, key, place.value[key])
+        except (KeyError, IndexError, TypeError):
+            return None
 
     def _attribute(self, place: Place, name: str) -> Place | None:
+        """An attribute; the place itself if a library's class makes something of it."""
         value = place.value
-        if isinstance(value, types.ModuleType):
+        if is_module(value):
             found = vars(value).get(name, GONE)
             known = _site.is_users_module(value) or _is_callback(found)
-            return further(place, f".{name}", found) if known and found is not GONE else None
-        own = getattr(type(value), name, None)
-        if isinstance(own, property) and own.fget is not None and not isinstance(value, type):
-            self._method(place, own.fget, [], {})
+            return (
+                self._names.attribute(place, name, found) if known and found is not GONE else None
+            )
+        own = member(value, name)
+        if isinstance(own, (property, functools.cached_property)):
+            getter = own.fget if isinstance(own, property) else own.func
+            if not is_users_function(getter):
+                return place
+            self._method(place, getter, [], {})
             return None
-        if name not in getattr(value, "__dict__", ()):
-            wrapped = getattr(own, "__wrapped__", None)
-            if hasattr(own, "warm_up") and isinstance(wrapped, types.FunctionType):
-                self._method(place, wrapped, [], {})  # a compiled step that is a method
-                return None
-            if isinstance(own, types.FunctionType):
-                # A method of a library's class reads what it likes of its object.
-                method = types.MethodType(own, value)
-                users = is_users_function(method)
-                return further(place, f".{name}", method) if users else place
-        if name in getattr(value, "__dict__", ()) or is_plain_member(value, name):
-            with_dot = further(place, f".{name}", getattr(value, name, None))
-            return with_dot if hasattr(value, name) else None
+        if name in getattr(value, "__dict__", ()) and not isinstance(value, type):
+            return self._names.attribute(place, name, getattr(value, name))
+        wrapped = getattr(own, "__wrapped__", None)
+        if hasattr(type(own), "warm_up") and isinstance(wrapped, types.FunctionType):
+            self._method(place, wrapped, [], {})  # a compiled step that is a method
+            return None
+        if isinstance(own, (staticmethod, classmethod, types.FunctionType)):
+            called = _bound(own, value)
+            return (
+                self._names.attribute(place, name, called) if is_users_function(called) else place
+            )
+        if is_plain(value, own):
+            found = getattr(value, name, GONE)
+            return None if found is GONE else self._names.attribute(place, name, found)
         return None
 
     # Values ---------------------------------------------------------------------------------
@@ -249,40 +281,38 @@ class Reach:
     def _mentioned(self, place: Place) -> None:
         """Notes a value that a step reads, and follows it if it is code of the user's."""
         value = place.value
-        if isinstance(value, types.MethodType):
-            if place.text and is_users_function(value):
-                self.places.setdefault(place.text, place)
-            self._method(self._object(value.__self__, "`self`"), value.__func__, [], {})
-            return
-        if is_library(value) or not place.text:
+        if is_module(value) or not place.text or place.text.count("[") > _DEEP:
             return
         new = place.text not in self.places
         self.places.setdefault(place.text, place)
         self._note_container(place)
-        if isinstance(value, (list, tuple, dict)) and new:
+        if isinstance(value, types.MethodType):
+            self._method(self._names.object(value.__self__, "`self`"), value.__func__, [], {})
+        elif isinstance(value, (list, tuple, dict)) and new:
             for key, each in items(value):
                 if callable(each) or isinstance(each, CONTAINERS):
-                    self._mentioned(further(place, f"[{key!r}]", each))
+                    self._carefully(self._mentioned, self._names.item(place, key, each))
         elif new:
             self._used(place)
 
     def _used(self, place: Place) -> None:
         """Follows an object that may be called."""
         value = place.value
-        wrapped = getattr(value, "__wrapped__", None)
-        if isinstance(value, types.FunctionType):
+        kind = type(value)
+        wrapped = None if kind is type else getattr(value, "__wrapped__", None)
+        if isinstance(value, types.FunctionType) and is_users_function(value):
             self._function(place, [], {})
         elif isinstance(value, functools.partial):
             self._partial(place)
         elif isinstance(wrapped, types.FunctionType):  # a compiled or decorated function
             self._function(further(place, ".__wrapped__", wrapped), [], {})
-        elif isinstance(value, _KERAS):
+        elif isinstance(value, KERAS):
             self._keras(value)
-        elif hasattr(value, "_captured_objects"):
+        elif hasattr(kind, "_captured_objects"):
             for part in value._captured_objects():
                 self.object(part)
         elif not isinstance(value, type):
-            call = getattr(type(value), "__call__", None)  # noqa: B004
+            call = member(value, "__call__")
             if isinstance(call, types.FunctionType):
                 self._method(place, call, [], {})
 
@@ -295,71 +325,83 @@ class Reach:
             self._mentioned(each)
         func = further(place, ".func", made.func)
         if isinstance(made.func, types.MethodType):
-            owner = self._object(made.func.__self__, "`self`")
+            owner = self._names.object(made.func.__self__, "`self`")
             self._method(owner, made.func.__func__, args, named)
-        elif isinstance(made.func, types.FunctionType):
+        elif is_users_function(made.func):
             self._function(func, args, named)
         else:
             self._used(func)
 
     def _keras(self, value: Any) -> None:
         """Follows what Keras runs of a model, and what it reads of it."""
-        layers = value._flatten_layers() if isinstance(value, keras.layers.Layer) else [value]
-        for each in layers:
-            owner = self._object(each, f"{type(each).__name__} {getattr(each, 'name', '')!r}")
-            if owner is None or ("keras", id(each)) in self._known:
+        for each in parts(value):
+            name = getattr(each, "name", "")
+            owner = self._names.object(each, f"{type(each).__name__} {name!r}")
+            if owner is None or id(each) in self._known:
                 continue
-            self._known.add(("keras", id(each)))
-            for method in _METHODS:
-                own = getattr(type(each), method, None)
-                if isinstance(own, types.FunctionType):
-                    self._method(owner, own, [], {})
-            for name, attribute in list(vars(each).items()):
-                self._setting(owner, name, attribute)
-
-    def _setting(self, owner: Place, name: str, value: Any) -> None:
-        """Notes a number or a function that Keras reads of an object, and follows the latter."""
-        place = further(owner, f".{name}", value)
-        optional = value is None and isinstance(owner.value, keras.optimizers.Optimizer)
-        if isinstance(value, types.FunctionType):
-            self._function(place, [], {})
-        # Not what hangs on a model: it may have been compiled with another optimizer.
-        parts = (keras.optimizers.schedules.LearningRateSchedule, keras.optimizers.Optimizer)
-        if isinstance(value, parts) and not isinstance(owner.value, keras.layers.Layer):
-            self._keras(value)
-        # Keras wraps some methods of a layer, and keeps them with it under their own names.
-        public = not name.startswith("_") and not hasattr(type(owner.value), name)
-        if public and (isinstance(value, (float, types.FunctionType)) or optional):
-            label = f"{owner.label}.{name}"
-            self.places.setdefault(place.text, Place(label, place.text, value, owned=True))
+            self._known.add(id(each))
+            for method in called_by_keras(each):
+                self._method(owner, method, [], {})
+            for name, setting, follows in settings(each):
+                place = self._names.attribute(owner, name, setting)
+                if follows:
+                    self._used(place)
+                else:
+                    owned = Place(place.label, place.text, setting, owned=True)
+                    self.places.setdefault(place.text, owned)
 
     def _called(self, call: Call, frame: Frame, code: types.CodeType) -> None:
+        if call.path.scope == "super":
+            self._called_super(call, frame, code)
+            return
         if call.path.steps and self._called_on_data(call, frame, code):
             return
         place = self._follow(call.path, frame, code, call.line)
         given = [*call.args, *call.keywords.values()]
-        called: Any = place.value if place is not None else None
-        if _is_callback(called):  # it calls the same function at every step, whatever that reads
+        if place is not None and _is_callback(place.value):
+            # It calls the same function at every step, whatever that reads.
             kept = self._passed(given.pop(0), frame, code, call.line) if given else None
             if kept is not None:
                 self.places.setdefault(kept.text, kept)
-        if place is None or not is_users_function(called):
+        place = None if place is None else _unwrapped(place)
+        if place is None or not is_users_function(place.value):
             for path in (call.path, *given):
                 self._read(path, frame, code, call.line)
             return
+        args, named = self._given(call, frame, code)
+        self.places.setdefault(place.text, place)
+        called: Any = place.value
+        if isinstance(called, types.FunctionType):
+            self._function(place, args, named)
+            return
+        owner = self._names.object(called.__self__, "`self`")
+        if call.path.steps and not isinstance(called.__self__, type):
+            owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, 0)
+        self._method(owner, called.__func__, args, named)
+
+    def _given(
+        self, call: Call, frame: Frame, code: types.CodeType
+    ) -> tuple[list[Place | None], dict[str, Place | None]]:
+        """What a call passes on, as far as it is known."""
         args = [self._passed(a, frame, code, call.line) for a in call.args]
         starred = self._passed(call.starred, frame, code, call.line)
         if starred is not None and isinstance(starred.value, Spread):
             args += starred.value
         named = {n: self._passed(a, frame, code, call.line) for n, a in call.keywords.items()}
-        self.places.setdefault(place.text, place)
-        if isinstance(called, types.FunctionType):
-            self._function(place, args, named)
-        else:
-            owner = self._object(called.__self__, "`self`")
-            if call.path.steps:
-                owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, 0)
-            self._method(owner, called.__func__, args, named)
+        return args, named
+
+    def _called_super(self, call: Call, frame: Frame, code: types.CodeType) -> None:
+        """`super().call(x)`: the next class that has it."""
+        here = frame.cells.get("__class__")
+        owner = frame.locals.get(code.co_varnames[0]) if code.co_varnames else None
+        if here is None or owner is None or not call.path.steps:
+            return
+        kinds = type(owner.value).__mro__
+        name = call.path.steps[0][1]
+        later = kinds[kinds.index(here.value) + 1 :] if here.value in kinds else ()
+        found = next((vars(kind)[name] for kind in later if name in vars(kind)), None)
+        args, named = self._given(call, frame, code)
+        self._method(owner, found, args, named)
 
     def _passed(self, path: Value, frame: Frame, code: types.CodeType, line: int) -> Place | None:
         return self._follow(path, frame, code, line) if isinstance(path, Path) else None
@@ -400,8 +442,9 @@ class Reach:
     ) -> None:
         if not isinstance(fn, types.FunctionType) or not _site.is_users_file(fn.__code__):
             return
-        # A method's own closure belongs to its class, and has nothing that changes.
-        self._code(fn.__code__, Frame(fn.__globals__, {}, bound(fn, "", [owner, *args], named)))
+        cells = cells_of(fn, self._names.closure(fn)) if fn.__closure__ else {}
+        known = bound(fn, "", [owner, *args], named)
+        self._code(fn.__code__, Frame(fn.__globals__, cells, known))
 
     # Changes --------------------------------------------------------------------------------
 
@@ -409,8 +452,7 @@ class Reach:
         if not path.steps:
             place = self._follow(path, frame, code, line)
             if place is None and path.scope == "global":  # a name that the step makes
-                text = f"{self._globals(frame.globals)}[{path.name!r}]"
-                place = at(Place(f"global `{path.name}`", text, None), code, line)
+                place = at(self._names.globals(frame.globals, path.name, None), code, line)
             if place is not None:
                 self.writes.append(Write(None, ("name", path.name), place))
             return
@@ -418,7 +460,9 @@ class Reach:
         if owner is not None:
             self._note_container(owner)
             kind, key = path.steps[-1]
-            place = further(owner, f".{key}" if kind == "attr" else f"[{key!r}]", None)
+            place = self._names.attribute(owner, key, None) if kind == "attr" else None
+            if place is None:
+                place = further(owner, "[...]" if key is None else f"[{key!r}]", None)
             self.writes.append(Write(owner, (kind, key), at(place, code, line)))
 
     def _note_container(self, place: Place) -> None:
@@ -428,3 +472,23 @@ class Reach:
 
 def _is_callback(value: Any) -> bool:
     return getattr(value, "__module__", "") == "trainstep._host"
+
+
+def _bound(own: Any, value: Any) -> Any:
+    """What a method of a class is, taken from an instance of it or from the class."""
+    if isinstance(own, staticmethod):
+        return own.__func__
+    if isinstance(own, classmethod):
+        return types.MethodType(own.__func__, value if isinstance(value, type) else type(value))
+    return own if isinstance(value, type) else types.MethodType(own, value)
+
+
+def _unwrapped(place: Place) -> Place:
+    """A function of the user's behind a decorator of a library's, such as `contextmanager`."""
+    value = place.value
+    while isinstance(value, types.FunctionType) and not is_users_function(value):
+        inner = getattr(value, "__wrapped__", None)
+        if not isinstance(inner, types.FunctionType):
+            break
+        place, value = further(place, ".__wrapped__", inner, ""), inner
+    return place

@@ -18,10 +18,8 @@ _ENGINES = {"jax", "jaxlib", "keras", "numpy", "optree", "tensorflow", "torch", 
 _PLUMBING = {"concurrent", "contextlib", "functools", "importlib", "runpy", "threading"}
 _LIBRARIES = {"trainstep", "_pytest", "pluggy", *_ENGINES, *_PLUMBING}
 _INSTALLED = ("site-packages", "dist-packages")
-_ROOTS = (
-    os.path.dirname(os.path.abspath(__file__)),
-    *{os.path.abspath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")},
-)
+_STANDARD = [os.path.abspath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+_ROOTS = tuple(root + os.sep for root in (os.path.dirname(os.path.abspath(__file__)), *_STANDARD))
 
 
 def is_outside(frame: FrameType) -> bool:

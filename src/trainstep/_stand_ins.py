@@ -16,7 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,6 +78,8 @@ def replace(modules: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any],
         known[id(original)] = (original, stand_in)
         yield place, name, original, stand_in
         place[name] = stand_in
+    # Other threads look into the module `datetime`, too: it is replaced in the user's names only.
+    known |= {id(original): (original, stand_in) for original, stand_in in _clocks()}
     for module in modules:
         for name, value in list(module.items()):
             original, stand_in = known.get(id(value), (None, None))
@@ -92,16 +94,13 @@ def _originals() -> Iterator[tuple[dict[str, Any], str, str, Any]]:
             original = vars(module).get(name)
             if original is not None:
                 yield vars(module), kind, name, original
-    for name in ("datetime", "date"):
-        yield vars(datetime), "clock", name, getattr(datetime, name)
 
 
 def _stand_in(place: dict[str, Any], kind: str, name: str, original: Any) -> Any:
     made = _made.get((id(place), name))
     if made is None or made[0] is not original:  # somebody has put another function there since
         called = name if place is vars(builtins) else f"{place['__name__']}.{name}"
-        make = _clock if isinstance(original, type(datetime.date)) and kind == "clock" else _telling
-        made = _made[id(place), name] = (original, make(original, kind, called))
+        made = _made[id(place), name] = (original, _telling(original, kind, called))
     return made[1]
 
 
@@ -119,6 +118,19 @@ def _telling(original: Any, kind: str, called: str) -> Any:
         return result
 
     return stand_in
+
+
+@functools.cache
+def _clocks() -> list[tuple[Any, Any]]:
+    """The module `datetime` and its classes, each with its stand-in."""
+    module = ModuleType("datetime")
+    vars(module).update(vars(datetime))
+    pairs: list[tuple[Any, Any]] = [(datetime, module)]
+    for name in ("datetime", "date"):
+        original = getattr(datetime, name)
+        pairs.append((original, _clock(original, "clock", f"datetime.{name}")))
+        setattr(module, name, pairs[-1][1])
+    return pairs
 
 
 def _clock(original: Any, kind: str, called: str) -> Any:

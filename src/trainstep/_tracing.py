@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from trainstep import _advice, _site
 from trainstep._advice import Effect
 from trainstep._arguments import Arguments
@@ -34,7 +36,7 @@ from trainstep._findings import hearing, judged
 from trainstep._outputs import Build, take_out
 from trainstep._parameters import Parameters
 from trainstep._pattern import Pattern, enlarged
-from trainstep._places import Place
+from trainstep._places import SCALARS, Place
 from trainstep._policies import Policies
 from trainstep._reach import Reach
 from trainstep._seeds import traced_seeds
@@ -182,8 +184,10 @@ class Tracer:
             found.step(self._fn, values)
             for each in self._uses():
                 found.object(each)
-        except Exception:  # a step that cannot be read can still be trained
-            log.warning("what `%s` takes from around it is not watched", self._name, exc_info=True)
+        except Exception as error:  # a step that cannot be read can still be trained
+            found.missed.append(f"{type(error).__name__}: {error}")
+        for missed in found.missed[:1]:
+            log.warning("not all that `%s` takes from around it is watched: %s", self._name, missed)
         return found
 
     def _observer(self, reach: Reach) -> Observer | None:
@@ -205,7 +209,8 @@ class Tracer:
         after = self._reach(values)
         earlier = {place.text: place.value for place in before.places.values()}
         written = {write.place.text for write in after.writes}
-        changed = {id(write.owner.value) for write in after.writes if write.owner is not None}
+        owners = [write.owner.value for write in after.writes if write.owner is not None]
+        changed = {id(owner) for owner in owners if not isinstance(owner, SCALARS)}
         steady = [
             place
             for place in after.places.values()
@@ -222,7 +227,8 @@ class Tracer:
     def _tell_large(self, place: Place) -> None:
         if place.label not in self._told:
             self._told.add(place.label)
-            size = f"{place.value.nbytes / 1e6:.0f} MB"
+            array = isinstance(place.value, np.ndarray)
+            size = f"{place.value.nbytes / 1e6:.0f} MB" if array else f"{len(place.value)} entries"
             message = (
                 f"`{self._name}` takes {place.label} ({size}) from around it.\n"
                 f"  what happens: {_advice.LARGE.happens}\n"
