@@ -16,7 +16,8 @@ import pathlib
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from operator import call, is_
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from trainstep._signature import Part, distinct
 from trainstep._source import Source, define
 
 LARGE = 1 << 20  # bytes of an array that are compared at every call
-MANY = 4096  # numbers in containers that are; of other things in them, a sixteenth
+MANY = 4096  # things in containers that are; arrays weigh more
 _SHOWN = 60
 
 
@@ -223,20 +224,53 @@ def _weight(value: Any, left: int) -> int:
         elif isinstance(item, np.ndarray):
             left -= MANY if is_large(item) else 16 + item.nbytes // 64
         else:
-            left -= 1 if isinstance(item, SCALARS) else 16
+            left -= 1
     return left
 
 
 def _kept(value: Any) -> Any:
-    """A copy of a container of plain values, which compares fast; the token of any other."""
-    return _copy(value) if not is_large(value) and _is_plain(value) else (GONE, token(value))
+    """What a container is compared with: quickly if it holds plain values, or objects alone."""
+    if not is_large(value):
+        if _is_plain(value):
+            return _copy(value)
+        if type(value) in (list, tuple, dict) and all(map(_is_object, _values(value))):
+            keys = list(value) if type(value) is dict else None
+            return _Objects(type(value), keys, [reference(each) for each in _values(value)])
+    return _Token(token(value))
+
+
+class _Token(NamedTuple):
+    token: Any
+
+
+class _Objects(NamedTuple):
+    """The objects of a list, a tuple or a dict, held weakly."""
+
+    kind: Any
+    keys: list[Any] | None
+    refs: list[Any]
 
 
 def other_contents(value: Any, kept: Any) -> bool:
     """Whether a container has other contents than it had."""
-    if type(kept) is tuple and kept and kept[0] is GONE:
-        return bool(token(value) != kept[1])
+    if type(kept) is _Objects:
+        if type(value) is not kept.kind or len(value) != len(kept.refs):
+            return True
+        if kept.keys is not None and list(value) != kept.keys:
+            return True
+        return not all(map(is_, _values(value), map(call, kept.refs)))
+    if type(kept) is _Token:
+        return bool(token(value) != kept.token)
     return type(value) is not type(kept) or value != kept
+
+
+def _values(value: Any) -> Any:
+    return value.values() if type(value) is dict else value
+
+
+def _is_object(item: Any) -> bool:
+    known = (*SCALARS, *_STRUCTURES, *_BY_VALUE, np.ndarray, types.MethodType)
+    return not isinstance(item, known) and not _is_mutable_tensor(item)
 
 
 def _is_plain(value: Any) -> bool:

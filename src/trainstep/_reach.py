@@ -175,7 +175,10 @@ class Reach:
     def _read(self, path: Value, frame: Frame, code: Any, line: int) -> None:
         for each in self._expanded(path, frame, code) if isinstance(path, Path) else ():
             place = self._follow(each, frame, code, line)
-            if place is not None:
+            if place is None:
+                continue
+            # The container is watched as a whole: data in it need not be watched once more.
+            if each == path or not place.text.endswith("]") or not is_data(place.value):
                 self._mentioned(place)
 
     def _expanded(self, path: Path, frame: Frame, code: types.CodeType) -> list[Path]:
