@@ -68,6 +68,7 @@ class Captures:
         self._seen = [w.seen for w in self._watched]
         self._names["cap_seen"] = self._seen
         self.source = Source(" or ".join(tests), self._names)
+        self._stale = define("stale(cells)", f"return {self.source.text or False}", self._names)
 
     def _made(self, place: Place) -> _Watched | None:
         """How a value is watched; None if it cannot be, whatever the user's object does."""
@@ -89,7 +90,12 @@ class Captures:
         return f"{now} != cap_seen[{first}:{first + len(owned)}]"
 
     def holds(self, cells: Any) -> bool:
-        """Whether all are as they were."""
+        """Whether all are as they were: at a glance, or, if something is new, by a closer look."""
+        try:
+            if not self._stale(cells):
+                return True
+        except Exception:  # something is gone
+            return False
         return not any(self._changed(index, cells) for index in range(len(self._watched)))
 
     def changes(self, cells: Any) -> Iterator[tuple[str, str, str]]:
