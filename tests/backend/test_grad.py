@@ -729,3 +729,25 @@ def test_clipped_gradients_bound_the_step() -> None:
     moved = [b - a for a, b in zip(before, values_of(model.trainable_variables), strict=True)]
     # a weight of size 1 holds a step of 0.1 to 6e-7 of it
     np.testing.assert_allclose(numpy_norm(moved), 0.1, rtol=1e-5)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "torch",
+    reason="Keras's torch optimizers update in place, outside of what torch differentiates",
+)
+def test_a_gradient_goes_through_an_optimizer_that_is_applied_inside() -> None:
+    weight = keras.Variable([1.0, 2.0])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build([weight])
+
+    def adapted(x: Any) -> Any:
+        gradients = ts.grad(lambda: ops.sum(weight.value**2 * x), [weight])()
+        optimizer.apply(gradients, [weight])
+        return ops.sum(weight.value * x)
+
+    step = ts.function(lambda x: ts.value_and_grad(lambda: adapted(x), [weight])())
+    value, (gradient,) = step(np.ones(2, "float32"))
+
+    assert float(value) == pytest.approx(2.4, rel=1e-6)
+    np.testing.assert_allclose(ops.convert_to_numpy(gradient), [0.8, 0.8], rtol=1e-6)
+    np.testing.assert_allclose(ops.convert_to_numpy(weight.value), [0.8, 1.6], rtol=1e-6)

@@ -156,6 +156,8 @@ class TensorFlowEngine:
             # Where the differentiation is, even if the read is in a branch, which captures it.
             with nullcontext() if branch.home is None else branch.home.as_default():
                 source = sources[id(variable)] = tf.identity(value)
+            if "assign" in getattr(value, "__dict__", ()):  # an optimizer may be applied inside
+                source.__dict__.update(_variable_methods(source, variable))
             tape.watch(source)
             return source
 
@@ -165,6 +167,8 @@ class TensorFlowEngine:
             tape.watch(leaves)
             with branch:
                 value, aux = call(leaves)
+        for source in sources.values():
+            getattr(source, "__dict__", {}).clear()  # see `_let_go`
         variables = chosen(variables, [branch.held[key] for key in sources])
         branch.give_back(branch.new_values())
         found = [sources.get(id(v)) for v in variables]
