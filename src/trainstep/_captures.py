@@ -8,28 +8,31 @@ is another object and yet equal costs a closer look, once.
 
 from __future__ import annotations
 
-import copy
-import datetime
-import decimal
-import fractions
-import pathlib
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from operator import call, is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from trainstep._keras_parts import KERAS
 from trainstep._naming import reference
-from trainstep._places import CONTAINERS, SCALARS, Place
+from trainstep._places import SCALARS, Place
 from trainstep._reach import GONE
 from trainstep._signature import Part, distinct
 from trainstep._source import Source, define
+from trainstep._tokens import (
+    BY_VALUE,
+    STRUCTURES,
+    is_large,
+    is_mutable_tensor,
+    kept,
+    kept_array,
+    other_array,
+    other_contents,
+    token,
+)
 
-LARGE = 1 << 20  # bytes of an array that are compared at every call
-MANY = 4096  # things in containers that are; arrays weigh more
 _SHOWN = 60
 
 
@@ -47,7 +50,7 @@ class Captures:
     """
 
     def __init__(self, places: Sequence[Place], names: dict[str, Any]) -> None:
-        self._names = {**names, "cap_other": other_contents, "cap_differs": _differs}
+        self._names = {**names, "cap_other": other_contents, "cap_differs": other_array}
         self._watched: list[_Watched] = []
         self.unwatched: list[Place] = []
         tests: list[str] = []
@@ -162,36 +165,18 @@ def _watched(place: Place, index: int) -> _Watched | None:
     if isinstance(value, SCALARS):
         return _Watched(place, f"{text} is not {seen}", _as_is)
     if isinstance(value, np.ndarray) and not is_large(value):
-        return _Watched(place, f"cap_differs({text}, {seen})", _array)
-    if isinstance(value, _STRUCTURES):
-        return _Watched(place, f"cap_other({text}, {seen})", _kept)
-    if _is_mutable_tensor(value):
-        kept = lambda v: (weakref.ref(v), v._version)  # noqa: E731
+        return _Watched(place, f"cap_differs({text}, {seen})", kept_array)
+    if isinstance(value, STRUCTURES):
+        return _Watched(place, f"cap_other({text}, {seen})", kept)
+    if is_mutable_tensor(value):
+        version = lambda v: (weakref.ref(v), v._version)  # noqa: E731
         test = f"{text} is not {seen}[0]() or {text}._version != {seen}[1]"
-        return _Watched(place, test, kept)
+        return _Watched(place, test, version)
     if isinstance(value, types.MethodType):  # made anew at each look
         return _Watched(place, f"{text} != {seen}()", _method)
-    if isinstance(value, _BY_VALUE):
+    if isinstance(value, BY_VALUE):
         return _Watched(place, f"{text} is not {seen}", _as_is)
     return _Watched(place, f"{text} is not {seen}()", reference)
-
-
-_STRUCTURES = (*CONTAINERS, tuple, frozenset)
-_BY_VALUE = (
-    range,
-    slice,
-    fractions.Fraction,
-    decimal.Decimal,
-    datetime.timedelta,
-    datetime.date,
-    datetime.time,
-    pathlib.PurePath,
-)
-
-
-def _is_mutable_tensor(value: Any) -> bool:
-    """Whether a value is a torch tensor, which counts its changes in place."""
-    return hasattr(type(value), "_version") and hasattr(type(value), "__torch_function__")
 
 
 def _method(value: Any) -> Any:
@@ -199,150 +184,6 @@ def _method(value: Any) -> Any:
         return weakref.WeakMethod(value)
     except TypeError:
         return reference(value)
-
-
-def _array(value: Any) -> tuple[Any, tuple[int, ...], bytes]:
-    return value.dtype, value.shape, value.tobytes()
-
-
-def _differs(value: Any, seen: tuple[Any, tuple[int, ...], bytes]) -> bool:
-    """Whether an array is another than it was, bit by bit."""
-    return (value.dtype, value.shape, value.tobytes()) != seen
-
-
-# Containers --------------------------------------------------------------------------------
-
-
-def is_large(value: Any) -> bool:
-    """Whether a value is too large to be compared at every call."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes > LARGE or value.dtype == object
-    return isinstance(value, _STRUCTURES) and _weight(value, MANY) <= 0
-
-
-def _weight(value: Any, left: int) -> int:
-    """What is left of a budget after looking at everything in a container."""
-    for item in value.values() if isinstance(value, dict) else value:
-        if left <= 0:
-            break
-        if isinstance(item, _STRUCTURES):
-            left = _weight(item, left - 1)
-        elif isinstance(item, np.ndarray):
-            left -= MANY if is_large(item) else 16 + item.nbytes // 64
-        else:
-            left -= 1
-    return left
-
-
-def _kept(value: Any) -> Any:
-    """What a container is compared with: quickly if it holds plain values, or objects alone."""
-    if not is_large(value):
-        if _is_plain(value):
-            return _copy(value)
-        if type(value) in (list, tuple, dict) and all(map(_is_object, _values(value))):
-            keys = list(value) if type(value) is dict else None
-            return _Objects(type(value), keys, [reference(each) for each in _values(value)])
-    return _Token(token(value))
-
-
-class _Token(NamedTuple):
-    token: Any
-
-
-class _Objects(NamedTuple):
-    """The objects of a list, a tuple or a dict, held weakly."""
-
-    kind: Any
-    keys: list[Any] | None
-    refs: list[Any]
-
-
-def other_contents(value: Any, kept: Any) -> bool:
-    """Whether a container has other contents than it had."""
-    if type(kept) is _Objects:
-        if type(value) is not kept.kind or len(value) != len(kept.refs):
-            return True
-        if kept.keys is not None and list(value) != kept.keys:
-            return True
-        return not all(map(is_, _values(value), map(call, kept.refs)))
-    if type(kept) is _Token:
-        return bool(token(value) != kept.token)
-    return type(value) is not type(kept) or value != kept
-
-
-def _values(value: Any) -> Any:
-    return value.values() if type(value) is dict else value
-
-
-def _is_object(item: Any) -> bool:
-    known = (*SCALARS, *_STRUCTURES, *_BY_VALUE, np.ndarray, types.MethodType)
-    return not isinstance(item, known) and not _is_mutable_tensor(item)
-
-
-def _is_plain(value: Any) -> bool:
-    items = value.values() if isinstance(value, dict) else value
-    keys = isinstance(value, dict) and not all(isinstance(key, SCALARS) for key in value)
-    return not keys and all(
-        _is_plain(item) if type(item) in (list, dict, tuple) else isinstance(item, SCALARS)
-        for item in items
-    )
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return copy.copy(value) if not value else type(value)(_pairs(value))
-    if type(value) in (list, tuple):
-        return type(value)([_copy(x) if type(x) in (list, dict, tuple) else x for x in value])
-    return copy.copy(value)
-
-
-def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    return [(k, _copy(v) if type(v) in (list, dict, tuple) else v) for k, v in value.items()]
-
-
-# Tokens ------------------------------------------------------------------------------------
-
-
-class _Same:
-    """An object by identity, also after another has taken over its number."""
-
-    __slots__ = ("_ref",)
-
-    def __init__(self, value: Any) -> None:
-        self._ref = reference(value)
-
-    def __eq__(self, other: object) -> bool:
-        mine = self._ref()
-        return isinstance(other, _Same) and mine is not None and mine is other._ref()
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def token(value: Any) -> Any:
-    """What two values that mean the same to a step have in common."""
-    if isinstance(value, SCALARS):
-        return (type(value), repr(value))  # 0.0 and -0.0, 1 and True are not the same
-    if isinstance(value, np.ndarray):
-        return (value.dtype.str, value.shape, _Same(value) if is_large(value) else value.tobytes())
-    if isinstance(value, _STRUCTURES):
-        return (type(value), _Same(value) if is_large(value) else _contents(value))
-    if isinstance(value, types.FunctionType) and value.__closure__ is None:
-        defaults = [token(each) for each in value.__defaults__ or ()]
-        return (value.__code__, defaults)  # defined again, and the same
-    if isinstance(value, types.MethodType):
-        return (_Same(value.__self__), token(value.__func__))
-    if isinstance(value, _BY_VALUE):
-        return (type(value), value)
-    return (_Same(value), value._version if _is_mutable_tensor(value) else None)
-
-
-def _contents(value: Any) -> list[Any]:
-    """What is in a container."""
-    if isinstance(value, dict):
-        return [(token(key), token(item)) for key, item in value.items()]
-    if isinstance(value, (set, frozenset)):
-        return sorted(repr(item) for item in value)
-    return [token(item) for item in value]
 
 
 def _shown(value: Any) -> str:
@@ -353,7 +194,7 @@ def _shown(value: Any) -> str:
         return f"array {value.dtype.name}{list(value.shape)}"
     if isinstance(value, (types.FunctionType, types.MethodType)):
         return f"function `{value.__qualname__}`"
-    plain = (*SCALARS, *_STRUCTURES, *_BY_VALUE)
+    plain = (*SCALARS, *STRUCTURES, *BY_VALUE)
     try:
         text = repr(value) if isinstance(value, plain) and not is_large(value) else ""
     except Exception:
