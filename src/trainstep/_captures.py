@@ -24,6 +24,7 @@ from trainstep._source import Source, define
 from trainstep._tokens import (
     BY_VALUE,
     STRUCTURES,
+    brief,
     is_large,
     is_mutable_tensor,
     kept,
@@ -118,7 +119,7 @@ class Captures:
         """The values as they are now, for a signature."""
         for index, each in enumerate(self._watched):
             now = self._now(index, cells)
-            yield Part(each.label, _shown(now), "capture", token(now))
+            yield Part(each.label, _shown(now), "capture", brief(token(now)))
 
     def _now(self, index: int, cells: Any) -> Any:
         each = self._watched[index]

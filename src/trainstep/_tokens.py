@@ -178,6 +178,13 @@ def token(value: Any) -> Any:
     return (_Same(value), value._version if is_mutable_tensor(value) else None)
 
 
+def brief(found: Any) -> Any:
+    """A token without the bytes of arrays, for the ledger, which keeps it for ever."""
+    if isinstance(found, (tuple, list)):
+        return [brief(each) for each in found]
+    return hash(found) if isinstance(found, bytes) else found
+
+
 def _contents(value: Any) -> list[Any]:
     """What is in a container."""
     if isinstance(value, dict):

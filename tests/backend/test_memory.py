@@ -34,7 +34,11 @@ def tracked() -> int:
     return len(gc.get_objects())
 
 
-RECORDS = ("trainstep._ledger", "trainstep._signature")  # an entry per trace stays in the ledger
+RECORDS = (
+    "trainstep._ledger",
+    "trainstep._signature",
+    "trainstep._tokens",
+)  # an entry per trace stays in the ledger
 
 
 def programs() -> int:
