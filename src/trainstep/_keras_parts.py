@@ -69,7 +69,7 @@ def settings(value: Any) -> Iterator[tuple[str, Any, bool]]:
             yield name, held, False
             if is_users_function(held):
                 yield name, held, True
-        elif own and type(held) in numbers:
+        elif own and type(held) in numbers and name != "built":
             yield name, held, False
         elif callable(held) and _is_users_object(held):
             yield name, held, True

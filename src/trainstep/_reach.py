@@ -364,7 +364,7 @@ class Reach:
         if place is not None and _is_callback(place.value):
             # It calls the same function at every step, whatever that reads.
             kept = self._passed(given.pop(0), frame, code, call.line) if given else None
-            if kept is not None:
+            if kept is not None and not is_data(kept.value):  # but not the list of `seen.append`
                 self.places.setdefault(kept.text, kept)
         place = None if place is None else _unwrapped(place)
         if place is None or not is_users_function(place.value):

@@ -1451,6 +1451,7 @@ def test_state_is_unchanged_after_the_error_of_a_whole_step() -> None:
 
 COUNT = 0
 NOTED: list[tuple[int, float]] = []
+SEEN: list[Any] = []
 
 
 def note(value: Any) -> None:
@@ -1466,12 +1467,15 @@ def test_what_a_callback_reads_is_live_and_costs_no_trace() -> None:
         ts.callback(note, x)
         ts.callback(local, x)
         ts.callback(lambda value: NOTED.append((COUNT, float(value))), x)
+        ts.callback(SEEN.append, x)
         return x * 1
 
     NOTED.clear()
+    SEEN.clear()
     for count in range(3):
         put(COUNT=count)
         step(2.0)
 
     assert [n for n, _ in NOTED] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [float(value) for value in SEEN] == [2.0, 2.0, 2.0]
     assert step.trace_count == 1
