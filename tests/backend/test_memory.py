@@ -17,7 +17,7 @@ from keras import ops
 import trainstep as ts
 
 CALLS = {"jax": 20_000, "tensorflow": 6_000, "torch": 6_000}
-MODELS = 60
+MODELS = 36
 MB = 2**20
 
 if not sys.platform.startswith("linux"):
