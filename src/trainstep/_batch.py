@@ -36,8 +36,11 @@ def class_table(class_weight: Mapping[int, float] | None, weights: Any) -> Any:
         return None
     if weights is not None:
         raise both_weights()
-    if not isinstance(class_weight, Mapping) or not all(
-        isinstance(key, (int, np.integer)) for key in class_weight
+    number = (int, float, np.integer, np.floating)
+    if (
+        not isinstance(class_weight, Mapping)
+        or not all(isinstance(key, (int, np.integer)) for key in class_weight)
+        or not all(isinstance(weight, number) for weight in class_weight.values())
     ):
         raise ArgumentError(
             "Trainer",
@@ -213,10 +216,11 @@ class Check:
                 "pass a list of targets in this order, or a dict by these names",
             )
         if outputs and count not in {len(outputs), self._losses or len(outputs)}:
-            names = ", ".join(map(repr, self._model.output_names))
+            names = getattr(self._model, "output_names", None) or range(len(outputs))
             raise self._error(
                 "y",
-                f"targets of {len(outputs)} output{'s' * (len(outputs) > 1)}: {names}",
+                f"targets of {len(outputs)} output{'s' * (len(outputs) > 1)}: "
+                f"{', '.join(map(repr, names))}",
                 f"{count} arrays",
                 "pass one array per output",
             )
@@ -241,8 +245,9 @@ def _leaves(name: str, value: Any, function: str) -> Iterator[tuple[str, Any]]:
         for key in value:
             yield from _leaves(f"{name}[{key!r}]", value[key], function)
         return
-    if isinstance(value, str):
-        raise _not_numbers(function, name, f"the string {value!r}")
+    if isinstance(value, (str, type)):
+        kind = "string" if isinstance(value, str) else "class"
+        raise _not_numbers(function, name, f"the {kind} {value!r}")
     if is_several(value):
         for index, item in enumerate(value):
             yield from _leaves(f"{name}[{index}]", item, function)

@@ -94,6 +94,7 @@ class Compiler:
             options=options,
             policies=policies,
             uses=uses,
+            batches=check is not None,
         )
         self._check = check
         self._values: dict[str, set[str]] = {}  # of what the step took from around it

@@ -26,6 +26,7 @@ from trainstep._control import traced_control_flow
 from trainstep._effects import Observer
 from trainstep._engines import Engine, Options, Refused, Sizes, Traced
 from trainstep._errors import (
+    ArgumentError,
     ControlFlowError,
     SideEffectWarning,
     StaleCaptureError,
@@ -70,6 +71,7 @@ class Tracer:
         options: What the user asked of the compiler.
         policies: What the user wants done about Python around the step.
         uses: Objects that the function uses and that its code does not tell.
+        batches: Whether it is a trainer's step, all of whose own code is ours.
     """
 
     def __init__(
@@ -84,7 +86,9 @@ class Tracer:
         options: Options,
         policies: Policies,
         uses: Callable[[], Sequence[Any]],
+        batches: bool,
     ) -> None:
+        self._batches = batches
         self._name, self._fn, self._run = name, fn, run
         self._parameters, self._arguments = parameters, arguments
         self._engine, self._options, self._policies, self._uses = engine, options, policies, uses
@@ -144,6 +148,7 @@ class Tracer:
                 raise Refused(_first_line(error)) from error
             asked = self._asks_for_a_value(error)
             if asked is None:
+                self._blame_the_batch(error)
                 raise
             where = _site.raised_at(asked.__traceback__)
             raise ControlFlowError(self._name, *where) from error
@@ -155,6 +160,17 @@ class Tracer:
         layers = recorder.layers.values()
         watch = Watch(layers, traced.reads, traced.writes, captures, stale)
         return recorder.created, Record(traced, builds[-1], watch, tuple(map(str, effects)))
+
+    def _blame_the_batch(self, error: Exception) -> None:
+        """Makes an error of a trainer's step one of its batch, if no user's code raised it."""
+        if self._batches and not _site.raised_at(error.__traceback__)[1]:
+            raise ArgumentError(
+                self._name,
+                "batch",
+                "arrays, in a structure and of shapes that the model, loss and metrics take",
+                _first_line(error),
+                "compare `x`, `y` and `sample_weight` with the model's inputs and outputs",
+            ) from error
 
     def _observed(self, arguments: Sequence[Any], observer: Observer | None) -> Any:
         """Runs the step, and notes what it does besides."""
