@@ -170,14 +170,17 @@ def _watched(place: Place, index: int) -> _Watched | None:
     if isinstance(value, STRUCTURES):
         return _Watched(place, f"cap_other({text}, {seen})", kept)
     if is_mutable_tensor(value):
-        version = lambda v: (weakref.ref(v), v._version)  # noqa: E731
         test = f"{text} is not {seen}[0]() or {text}._version != {seen}[1]"
-        return _Watched(place, test, version)
+        return _Watched(place, test, _with_version)
     if isinstance(value, types.MethodType):  # made anew at each look
         return _Watched(place, f"{text} != {seen}()", _method)
     if isinstance(value, BY_VALUE):
         return _Watched(place, f"{text} is not {seen}", _as_is)
     return _Watched(place, f"{text} is not {seen}()", reference)
+
+
+def _with_version(tensor: Any) -> tuple[Any, int]:
+    return weakref.ref(tensor), tensor._version
 
 
 def _method(value: Any) -> Any:
