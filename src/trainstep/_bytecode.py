@@ -70,6 +70,10 @@ class Path(NamedTuple):
         """One step further."""
         return self._replace(steps=(*self.steps, (kind, key)))
 
+    def before(self) -> Path:
+        """One step back."""
+        return self._replace(steps=self.steps[:-1])
+
 
 class Constant(NamedTuple):
     """A constant on the stack."""

@@ -17,8 +17,7 @@ import numpy as np
 
 from trainstep._keras_parts import KERAS
 from trainstep._naming import reference
-from trainstep._places import SCALARS, Place
-from trainstep._reach import GONE
+from trainstep._places import GONE, SCALARS, Place
 from trainstep._signature import Part, distinct
 from trainstep._source import Source, define
 from trainstep._tokens import (

@@ -16,6 +16,7 @@ from trainstep import _site
 
 CONTAINERS = (list, dict, set, deque)
 SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, np.generic, np.dtype)
+GONE: Any = object()  # what is found where there is nothing
 # Methods that change a container.
 CHANGES = frozenset(
     [
@@ -122,3 +123,8 @@ def is_module(value: Any) -> bool:
 def is_generator(value: Any) -> bool:
     """Whether a value is a source of random numbers with a state of its own."""
     return isinstance(value, (random.Random, np.random.Generator, np.random.RandomState))
+
+
+def is_callback(value: Any) -> bool:
+    """Whether a value is `callback` or `print` of ours, which run at every step."""
+    return getattr(value, "__module__", "") == "trainstep._host"

@@ -22,6 +22,7 @@ import numpy as np
 from trainstep import _site
 from trainstep._arguments import structure
 from trainstep._bytecode import Call, Constant, Made, Path, Scan, Value, scan
+from trainstep._following import Paths
 from trainstep._frames import CONTENTS, Frame, Spread, bound, cells_of
 from trainstep._keras_parts import KERAS, called_by_keras, parts, settings
 from trainstep._naming import Names
@@ -32,18 +33,16 @@ from trainstep._places import (
     Write,
     at,
     further,
+    is_callback,
     is_data,
     is_generator,
     is_module,
-    is_plain,
     is_users_function,
     items,
-    leads_on,
     member,
 )
 
 log = logging.getLogger("trainstep")
-GONE: Any = object()  # what is found where there is nothing
 _LIMIT = 2000  # pieces of code
 _DEEP = 8  # containers in containers
 
@@ -66,6 +65,9 @@ class Reach:
         self.modules: dict[int, Any] = {}
         self.missed: list[str] = []
         self._names = Names()
+        self._paths = Paths(
+            self._names, self._note_container, lambda owner, fn: self._method(owner, fn, [], {})
+        )
         self._known: set[Any] = set()
         self._count = 0
         self._closure: Any = ()
@@ -145,7 +147,7 @@ class Reach:
         for path, line in found.writes.items():
             self._carefully(self._written, path, frame, code, line)
         for call in found.calls:
-            for each in self._expanded(call.path, frame, code):
+            for each in self._paths.expanded(call.path, frame, code):
                 one = Call(each, call.args, call.keywords, call.line, call.starred)
                 self._carefully(self._called, one, frame, code)
         on_the_host = self._on_the_host(found, frame, code)
@@ -168,32 +170,18 @@ class Reach:
             first.code
             for call, first in made
             if isinstance(first, Made)
-            and (place := self._follow(call.path, frame, code, call.line)) is not None
-            and _is_callback(place.value)
+            and (place := self._paths.follow(call.path, frame, code, call.line)) is not None
+            and is_callback(place.value)
         }
 
     def _read(self, path: Value, frame: Frame, code: Any, line: int) -> None:
-        for each in self._expanded(path, frame, code) if isinstance(path, Path) else ():
-            place = self._follow(each, frame, code, line)
+        for each in self._paths.expanded(path, frame, code) if isinstance(path, Path) else ():
+            place = self._paths.follow(each, frame, code, line)
             if place is None:
                 continue
             # The container is watched as a whole: data in it need not be watched once more.
             if each == path or not place.text.endswith("]") or not is_data(place.value):
                 self._mentioned(place)
-
-    def _expanded(self, path: Path, frame: Frame, code: types.CodeType) -> list[Path]:
-        """A path by way of the items of a container (`for c in cfgs: c.alpha`): one for each."""
-        kinds = [kind for kind, _ in path.steps]
-        if "each" not in kinds:
-            return [path]
-        place = kinds.index("each")
-        before, after = path._replace(steps=path.steps[:place]), path.steps[place + 1 :]
-        owner = self._follow(before, frame, code, 0)
-        if owner is None or not isinstance(owner.value, (list, tuple)) or len(owner.value) > 64:
-            return [before]
-        steps = [(*before.steps, ("item", i), *after) for i in range(len(owner.value))]
-        found = [self._expanded(path._replace(steps=each), frame, code) for each in steps]
-        return [before, *(each for paths in found for each in paths)]
 
     def _inside(
         self, inner: types.CodeType, code: types.CodeType, found: Scan, frame: Frame
@@ -217,67 +205,6 @@ class Reach:
                     if place is not None:
                         given[name] = place
         return Frame(frame.globals, cells, given)
-
-    def _follow(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> Place | None:
-        """Where a path leads, or None if it leads into a library or to something unknown."""
-        place: Place | None
-        if path.scope == "global":
-            if path.name not in frame.globals:
-                return None
-            place = self._names.globals(frame.globals, path.name, frame.globals[path.name])
-        else:
-            place = (frame.cells if path.scope == "free" else frame.locals).get(path.name)
-        for kind, key in path.steps:
-            if place is None or kind == "each":
-                return None
-            self._note_container(at(place, code, line))
-            if is_data(place.value) and not leads_on(place.value, kind, key):
-                break  # `table.shape`, `weights[i]`: the whole of it counts
-            found = self._attribute(place, key) if kind == "attr" else self._item(place, key)
-            if found is place:
-                break  # a library's class reads what it likes of its object
-            place = found
-        return None if place is None else at(place, code, line)
-
-    def _item(self, place: Place, key: Any) -> Place | None:
-        if not isinstance(place.value, (Mapping, list, tuple)):
-            return None
-        try:
-            return self._names.item(place, key, place.value[key])
-        except (KeyError, IndexError, TypeError):
-            return None
-
-    def _attribute(self, place: Place, name: str) -> Place | None:
-        """An attribute; the place itself if a library's class makes something of it."""
-        value = place.value
-        if is_module(value):
-            found = vars(value).get(name, GONE)
-            known = _site.is_users_module(value) or _is_callback(found)
-            return (
-                self._names.attribute(place, name, found) if known and found is not GONE else None
-            )
-        own = member(value, name)
-        if isinstance(own, (property, functools.cached_property)):
-            getter = own.fget if isinstance(own, property) else own.func
-            if not is_users_function(getter):
-                return place
-            self._method(place, getter, [], {})
-            return None
-        if name in getattr(value, "__dict__", ()) and not isinstance(value, type):
-            return self._names.attribute(place, name, getattr(value, name))
-        wrapped = getattr(own, "__wrapped__", None)
-        if hasattr(type(own), "warm_up") and isinstance(wrapped, types.FunctionType):
-            self._method(place, wrapped, [], {})  # a compiled step that is a method
-            return None
-        if isinstance(own, (staticmethod, classmethod, types.FunctionType)):
-            called = _bound(own, value)
-            return (
-                self._names.attribute(place, name, called) if is_users_function(called) else place
-            )
-        if is_plain(value, own):
-            found = getattr(value, name, GONE)
-            return None if found is GONE else self._names.attribute(place, name, found)
-        return None
 
     # Values ---------------------------------------------------------------------------------
 
@@ -359,9 +286,9 @@ class Reach:
             return
         if call.path.steps and self._called_on_data(call, frame, code):
             return
-        place = self._follow(call.path, frame, code, call.line)
+        place = self._paths.follow(call.path, frame, code, call.line)
         given = [*call.args, *call.keywords.values()]
-        if place is not None and _is_callback(place.value):
+        if place is not None and is_callback(place.value):
             # It calls the same function at every step, whatever that reads.
             kept = self._passed(given.pop(0), frame, code, call.line) if given else None
             if kept is not None and not is_data(kept.value):  # but not the list of `seen.append`
@@ -379,7 +306,9 @@ class Reach:
             return
         owner = self._names.object(called.__self__, "`self`")
         if call.path.steps and not isinstance(called.__self__, type):
-            owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, 0)
+            owner = self._paths.follow(
+                call.path._replace(steps=call.path.steps[:-1]), frame, code, 0
+            )
         self._method(owner, called.__func__, args, named)
 
     def _given(
@@ -407,12 +336,14 @@ class Reach:
         self._method(owner, found, args, named)
 
     def _passed(self, path: Value, frame: Frame, code: types.CodeType, line: int) -> Place | None:
-        return self._follow(path, frame, code, line) if isinstance(path, Path) else None
+        return self._paths.follow(path, frame, code, line) if isinstance(path, Path) else None
 
     def _called_on_data(self, call: Call, frame: Frame, code: types.CodeType) -> bool:
         """Whether a call is one of a container's methods: `seen.append(...)`, `cfg.get("lr")`."""
         kind, name = call.path.steps[-1]
-        owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, call.line)
+        owner = self._paths.follow(
+            call.path._replace(steps=call.path.steps[:-1]), frame, code, call.line
+        )
         if kind != "attr" or owner is None or not isinstance(owner.value, CONTAINERS):
             return False
         for path in (*call.args, *call.keywords.values()):
@@ -453,13 +384,13 @@ class Reach:
 
     def _written(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> None:
         if not path.steps:
-            place = self._follow(path, frame, code, line)
+            place = self._paths.follow(path, frame, code, line)
             if place is None and path.scope == "global":  # a name that the step makes
                 place = at(self._names.globals(frame.globals, path.name, None), code, line)
             if place is not None:
                 self.writes.append(Write(None, ("name", path.name), place))
             return
-        owner = self._follow(path._replace(steps=path.steps[:-1]), frame, code, line)
+        owner = self._paths.follow(path.before(), frame, code, line)
         if owner is not None:
             self._note_container(owner)
             kind, key = path.steps[-1]
@@ -471,19 +402,6 @@ class Reach:
     def _note_container(self, place: Place) -> None:
         if isinstance(place.value, (*CONTAINERS, np.ndarray)) or is_generator(place.value):
             self.containers.setdefault(id(place.value), place)
-
-
-def _is_callback(value: Any) -> bool:
-    return getattr(value, "__module__", "") == "trainstep._host"
-
-
-def _bound(own: Any, value: Any) -> Any:
-    """What a method of a class is, taken from an instance of it or from the class."""
-    if isinstance(own, staticmethod):
-        return own.__func__
-    if isinstance(own, classmethod):
-        return types.MethodType(own.__func__, value if isinstance(value, type) else type(value))
-    return own if isinstance(value, type) else types.MethodType(own, value)
 
 
 def _unwrapped(place: Place) -> Place:
