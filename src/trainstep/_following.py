@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trainstep import _site
@@ -26,37 +26,37 @@ from trainstep._places import (
 
 
 class Paths:
-    """Follows paths.
+    """Follows paths. Abstract: what is met on the way is told to whoever inherits from it.
 
-    Args:
-        names: Gives names to what expressions start at.
-        passing: Told of every place on the way.
-        ran: Told of a method of the user's that is run on the way, and of its object.
+    No object of its own that is told, since the two would hold each other, and what they met.
     """
 
-    def __init__(
-        self,
-        names: Names,
-        passing: Callable[[Place], None],
-        ran: Callable[[Place, Any], None],
-    ) -> None:
-        self._names, self._passing, self._ran = names, passing, ran
+    def __init__(self) -> None:
+        self._names = Names()
 
-    def expanded(self, path: Path, frame: Frame, code: types.CodeType) -> list[Path]:
+    def _passing(self, place: Place) -> None:
+        """Told of every place on the way."""
+        raise NotImplementedError
+
+    def _ran(self, owner: Place, fn: Any) -> None:
+        """Told of a method of the user's that is run on the way, and of its object."""
+        raise NotImplementedError
+
+    def _expanded(self, path: Path, frame: Frame, code: types.CodeType) -> list[Path]:
         """A path by way of the items of a container (`for c in cfgs: c.alpha`): one for each."""
         kinds = [kind for kind, _ in path.steps]
         if "each" not in kinds:
             return [path]
         place = kinds.index("each")
         before, after = path._replace(steps=path.steps[:place]), path.steps[place + 1 :]
-        owner = self.follow(before, frame, code, 0)
+        owner = self._follow(before, frame, code, 0)
         if owner is None or not isinstance(owner.value, (list, tuple)) or len(owner.value) > 64:
             return [before]
         steps = [(*before.steps, ("item", i), *after) for i in range(len(owner.value))]
-        found = [self.expanded(path._replace(steps=each), frame, code) for each in steps]
+        found = [self._expanded(path._replace(steps=each), frame, code) for each in steps]
         return [before, *(each for paths in found for each in paths)]
 
-    def follow(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> Place | None:
+    def _follow(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> Place | None:
         """Where a path leads, or None if it leads into a library or to something unknown."""
         place: Place | None
         if path.scope == "global":

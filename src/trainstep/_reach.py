@@ -25,7 +25,6 @@ from trainstep._bytecode import Call, Constant, Made, Path, Scan, Value, scan
 from trainstep._following import Paths
 from trainstep._frames import CONTENTS, Frame, Spread, bound, cells_of
 from trainstep._keras_parts import KERAS, called_by_keras, parts, settings
-from trainstep._naming import Names
 from trainstep._places import (
     CHANGES,
     CONTAINERS,
@@ -47,7 +46,7 @@ _LIMIT = 2000  # pieces of code
 _DEEP = 8  # containers in containers
 
 
-class Reach:
+class Reach(Paths):
     """What was found.
 
     Attributes:
@@ -59,15 +58,12 @@ class Reach:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.places: dict[str, Place] = {}
         self.writes: list[Write] = []
         self.containers: dict[int, Place] = {}
         self.modules: dict[int, Any] = {}
         self.missed: list[str] = []
-        self._names = Names()
-        self._paths = Paths(
-            self._names, self._note_container, lambda owner, fn: self._method(owner, fn, [], {})
-        )
         self._known: set[Any] = set()
         self._count = 0
         self._closure: Any = ()
@@ -147,7 +143,7 @@ class Reach:
         for path, line in found.writes.items():
             self._carefully(self._written, path, frame, code, line)
         for call in found.calls:
-            for each in self._paths.expanded(call.path, frame, code):
+            for each in self._expanded(call.path, frame, code):
                 one = Call(each, call.args, call.keywords, call.line, call.starred)
                 self._carefully(self._called, one, frame, code)
         on_the_host = self._on_the_host(found, frame, code)
@@ -170,13 +166,13 @@ class Reach:
             first.code
             for call, first in made
             if isinstance(first, Made)
-            and (place := self._paths.follow(call.path, frame, code, call.line)) is not None
+            and (place := self._follow(call.path, frame, code, call.line)) is not None
             and is_callback(place.value)
         }
 
     def _read(self, path: Value, frame: Frame, code: Any, line: int) -> None:
-        for each in self._paths.expanded(path, frame, code) if isinstance(path, Path) else ():
-            place = self._paths.follow(each, frame, code, line)
+        for each in self._expanded(path, frame, code) if isinstance(path, Path) else ():
+            place = self._follow(each, frame, code, line)
             if place is None:
                 continue
             # The container is watched as a whole: data in it need not be watched once more.
@@ -215,7 +211,7 @@ class Reach:
             return
         new = place.text not in self.places
         self.places.setdefault(place.text, place)
-        self._note_container(place)
+        self._passing(place)
         if isinstance(value, types.MethodType):
             self._method(self._names.object(value.__self__, "`self`"), value.__func__, [], {})
         elif isinstance(value, (list, tuple, dict)) and new:
@@ -286,7 +282,7 @@ class Reach:
             return
         if call.path.steps and self._called_on_data(call, frame, code):
             return
-        place = self._paths.follow(call.path, frame, code, call.line)
+        place = self._follow(call.path, frame, code, call.line)
         given = [*call.args, *call.keywords.values()]
         if place is not None and is_callback(place.value):
             # It calls the same function at every step, whatever that reads.
@@ -306,9 +302,7 @@ class Reach:
             return
         owner = self._names.object(called.__self__, "`self`")
         if call.path.steps and not isinstance(called.__self__, type):
-            owner = self._paths.follow(
-                call.path._replace(steps=call.path.steps[:-1]), frame, code, 0
-            )
+            owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, 0)
         self._method(owner, called.__func__, args, named)
 
     def _given(
@@ -336,21 +330,19 @@ class Reach:
         self._method(owner, found, args, named)
 
     def _passed(self, path: Value, frame: Frame, code: types.CodeType, line: int) -> Place | None:
-        return self._paths.follow(path, frame, code, line) if isinstance(path, Path) else None
+        return self._follow(path, frame, code, line) if isinstance(path, Path) else None
 
     def _called_on_data(self, call: Call, frame: Frame, code: types.CodeType) -> bool:
         """Whether a call is one of a container's methods: `seen.append(...)`, `cfg.get("lr")`."""
         kind, name = call.path.steps[-1]
-        owner = self._paths.follow(
-            call.path._replace(steps=call.path.steps[:-1]), frame, code, call.line
-        )
+        owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, call.line)
         if kind != "attr" or owner is None or not isinstance(owner.value, CONTAINERS):
             return False
         for path in (*call.args, *call.keywords.values()):
             self._read(path, frame, code, call.line)
         key = call.args[0] if call.args else None
         if name in CHANGES:
-            self._note_container(owner)
+            self._passing(owner)
             self.writes.append(Write(owner, ("call", name), at(owner, code, call.line)))
         elif name == "get" and isinstance(key, Constant) and isinstance(owner.value, dict):
             found = further(owner, f".get({key.value!r})", owner.value.get(key.value))
@@ -384,22 +376,25 @@ class Reach:
 
     def _written(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> None:
         if not path.steps:
-            place = self._paths.follow(path, frame, code, line)
+            place = self._follow(path, frame, code, line)
             if place is None and path.scope == "global":  # a name that the step makes
                 place = at(self._names.globals(frame.globals, path.name, None), code, line)
             if place is not None:
                 self.writes.append(Write(None, ("name", path.name), place))
             return
-        owner = self._paths.follow(path.before(), frame, code, line)
+        owner = self._follow(path.before(), frame, code, line)
         if owner is not None:
-            self._note_container(owner)
+            self._passing(owner)
             kind, key = path.steps[-1]
             place = self._names.attribute(owner, key, None) if kind == "attr" else None
             if place is None:
                 place = further(owner, "[...]" if key is None else f"[{key!r}]", None)
             self.writes.append(Write(owner, (kind, key), at(place, code, line)))
 
-    def _note_container(self, place: Place) -> None:
+    def _ran(self, owner: Place, fn: Any) -> None:
+        self._method(owner, fn, [], {})
+
+    def _passing(self, place: Place) -> None:
         if isinstance(place.value, (*CONTAINERS, np.ndarray)) or is_generator(place.value):
             self.containers.setdefault(id(place.value), place)
 
