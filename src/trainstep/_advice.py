@@ -1,11 +1,10 @@
-"""What happens, and what to do about it: the words for every cause of a trace or a surprise.
+"""What happens, and what to do about it: the words for every surprise.
 
 One place, so that the ledger, warnings and errors say the same of the same thing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,34 +16,6 @@ class Advice(NamedTuple):
 
     happens: str
     cure: str
-
-
-# Causes of a trace, in order of cost: the first that applies is the one to talk about.
-TRACES = {
-    "object": (
-        "an object is part of the program: pass the same one, or expect one trace for each; "
-        "create models, optimizers and functions outside the loop"
-    ),
-    "capture": (
-        "a value that the step takes from around it is part of the program: pass it as an "
-        "argument, or keep it in a keras.Variable, and no trace is needed"
-    ),
-    "structure": "keep one structure: an optional argument that comes and goes costs a program",
-    "array": (
-        "a program of its own: declare axes whose size varies (`dynamic=`, or None in a `Spec`), "
-        "and convert to one dtype before the call"
-    ),
-    "number": "pass a number of one type: an int and a float are different programs",
-    "static": "a bool, string, None or enum is part of the program: one trace per value",
-    "flag": "freezing is part of the program: one trace per pattern; going back reuses the first",
-}
-
-
-def trace_advice(kinds: Iterable[str]) -> str:
-    """One line on what to do about a trace, given the kinds of what changed."""
-    changed = set(kinds)
-    found = (text for kind, text in TRACES.items() if kind in changed)
-    return next(found, "nothing: the first trace is needed")
 
 
 # Python that runs while a step is traced, by what it does.
@@ -120,3 +91,45 @@ OFTEN = Advice(
     "the step is traced again for every new value",
     "pass it as an argument, or keep it in a keras.Variable",
 )
+
+# What doctor finds in a script, in order of weight. The keys are what `--fail-on` takes.
+FINDINGS = {
+    "recompile-limit": Advice(
+        "torch gave up on compiling it after too many recompilations: from here on it runs "
+        "uncompiled, without another word",
+        "remove the causes of its recompilations; `torch._dynamo.config.recompile_limit` only "
+        "puts it off",
+    ),
+    "retraces": Advice("each of them ran the Python and the compiler again", ""),
+    "compilations": Advice("the compiler ran again, though nothing was traced", ""),
+    "frozen": Advice(
+        "Keras settled at `compile()`, or at the first batch, what is trained",
+        "set `trainable` before `compile()`, or call `compile()` again after it",
+    ),
+    "metrics": Advice(
+        "`train_on_batch` resets metrics in Python, which runs while tracing alone, and these were "
+        "not built then: the values that it returns are means over all batches so far",
+        "run one batch, or `model.compute_metrics`, before the function is traced; or call "
+        "`train_on_batch` outside of it; or use trainstep.Trainer inside a trainstep.function",
+    ),
+    "stale": Advice(
+        "the compiled function holds the old value as a constant",
+        "pass it as an argument, or keep it in a variable of the engine's (`tf.Variable`, "
+        "`keras.Variable`)",
+    ),
+    "side-effects": Advice("it ran while the function was traced, and runs at no call", ""),
+    "leaks": Advice(
+        "a tensor of the trace has no value of any call; using it later is an error",
+        "return it from the function",
+    ),
+    "eager": Advice(
+        "the gradient is taken outside of any compiled function: every operation of the step is "
+        "dispatched by Python, one by one",
+        "put the step in a function, and that under `tf.function`, `jax.jit`, `torch.compile` or "
+        "trainstep.function",
+    ),
+    "graph-breaks": Advice(
+        "the function is compiled in parts, with Python between them",
+        "keep what cannot be traced outside of the compiled function",
+    ),
+}

@@ -19,8 +19,9 @@ from dataclasses import replace
 from typing import Any
 
 from trainstep import _site
-from trainstep._advice import OFTEN, trace_advice
+from trainstep._advice import OFTEN
 from trainstep._arguments import Arguments, Key
+from trainstep._cures import trace_advice
 from trainstep._declared import Declared
 from trainstep._domain import domain_of
 from trainstep._dtypes import Dtypes

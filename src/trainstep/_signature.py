@@ -16,6 +16,7 @@ from dataclasses import dataclass
 ABSENT = "absent"
 # What a trace turns out to depend on, besides the arguments.
 _FOUND = ("flag", "capture")
+_ASPECTS = ("shape", "dtype", "weak", "sharding")  # of an array, in the order of its token
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Part:
 
     label: str
     text: str
-    kind: str  # array, number, static, object, structure, capture, flag
+    kind: str  # array, or a key of `_cures.CURES`
     token: Hashable
 
     def __str__(self) -> str:
@@ -38,7 +39,7 @@ class Part:
 class Change:
     """A part that differs between two signatures."""
 
-    kind: str
+    kind: str  # a key of `_cures.CURES`
     text: str
 
 
@@ -78,7 +79,19 @@ def _change(old: Part | None, new: Part | None) -> Change | None:
     if before == after:
         after = f"another {after}"
     label = f"argument {part.label}" if part.kind in ("object", "static") else part.label
-    return Change(part.kind, f"{label}: {before} -> {after}")
+    return Change(_kind(part.kind, old, new), f"{label}: {before} -> {after}")
+
+
+def _kind(kind: str, old: Part | None, new: Part | None) -> str:
+    """What it is about an array that differs."""
+    if kind != "array":
+        return kind
+    if old is None or new is None or old.kind != new.kind:
+        return "structure"
+    if not (isinstance(old.token, tuple) and isinstance(new.token, tuple)):
+        return "shape"
+    differs = {n for n, a, b in zip(_ASPECTS, old.token, new.token, strict=False) if a != b}
+    return next((each for each in ("dtype", *_ASPECTS) if each in differs), "shape")
 
 
 def nearest(new: Signature, earlier: Sequence[Signature | None]) -> tuple[int | None, list[Change]]:

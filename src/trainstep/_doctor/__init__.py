@@ -1,0 +1,6 @@
+"""doctor: what a script traced and compiled, why, what it cost, and what to change.
+
+    script --hooks--> records --diagnosis--> report --> text, JSON, HTML
+
+A hook waits for a library to be imported, and never imports one itself.
+"""
