@@ -28,6 +28,9 @@ class Site(NamedTuple):
     function: str = ""  # that the line is in
 
 
+NOWHERE = Site()
+
+
 class Cause(NamedTuple):
     """One reason for a trace: its kind, a key of `_advice.CAUSES`, and what differs."""
 
@@ -80,8 +83,8 @@ class Trace(Record):
     engine: str = ""
     group: str = ""
     function: str = ""
-    defined: Site = Site()
-    called: Site = Site()
+    defined: Site = NOWHERE
+    called: Site = NOWHERE
     via: str = ""
     mode: str = ""
     what: str = "trace"
@@ -119,13 +122,13 @@ class Happened(Record):
     kind: str = ""
     engine: str = ""
     function: str = ""
-    site: Site = Site()
+    site: Site = NOWHERE
     what: str = ""
     detail: str = ""
     value: str = ""
     before: str = ""
     now: str = ""
-    noticed: Site = Site()
+    noticed: Site = NOWHERE
     count: int = 1
 
 
@@ -147,7 +150,7 @@ class Span(Record):
     name: ClassVar[str] = "span"
 
     what: str = ""
-    site: Site = Site()
+    site: Site = NOWHERE
     seconds: float = 0.0
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainstep._doctor._records import Note, Site, Span, Trace
+from trainstep._doctor._records import NOWHERE, Note, Site, Span, Trace
 
 FORMAT = 1
 
@@ -151,7 +151,7 @@ class Finding:
     cause: str = ""
     before: str = ""
     now: str = ""
-    noticed: Site = Site()
+    noticed: Site = NOWHERE
     engine: str = ""
     process: int = 0
 
@@ -218,7 +218,7 @@ class Report:
     @property
     def compile_seconds(self) -> float:
         """What all traces and compilations cost, small ones included."""
-        return sum(each.seconds for each in (*self.functions, *self.small))
+        return sum(f.seconds for f in self.functions) + sum(s.seconds for s in self.small)
 
     @property
     def avoidable_seconds(self) -> float:
