@@ -14,7 +14,6 @@ same order, and run only when a program is missing.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import enum
 import pathlib
@@ -29,6 +28,7 @@ from trainstep._engines import Engine
 from trainstep._errors import ArgumentError, ForeignTraceError
 from trainstep._signature import Part
 from trainstep._spec import array_text
+from trainstep._structure import is_number_list, is_record, like, ordered, structure
 
 _PLAIN_VALUES = (bool, str, bytes, type(None), type(Ellipsis), range, frozenset)
 _STATIC = (*_PLAIN_VALUES, enum.Enum, np.dtype, type, pathlib.PurePath)
@@ -267,69 +267,11 @@ class Arguments:
         return next(tensors) if leaves else value
 
 
-def is_number_list(x: list[Any]) -> bool:
-    """Whether a list is a (nested) list of numbers, which NumPy would make an array of."""
-    return bool(x) and all(
-        type(item) in (int, float, bool, complex)
-        or isinstance(item, np.generic)
-        or (type(item) is list and is_number_list(item))
-        for item in x
-    )
-
-
-def is_record(x: Any) -> bool:
-    """Whether a dataclass is a structure of values; one with compiled methods is an object."""
-    return (
-        dataclasses.is_dataclass(x)
-        and not isinstance(x, type)
-        and not any(hasattr(member, "warm_up") for member in vars(type(x)).values())
-    )
-
-
 def identity(x: Any) -> Any:
     """What stands for an object in a key. A bound method is a new object at each access."""
     if hasattr(x, "__func__") and hasattr(x, "__self__"):
         return (id(x.__self__), id(x.__func__))
     return id(x)
-
-
-def structure(value: Any) -> list[tuple[str, Any]] | None:
-    """The named children of a nested value; None for a leaf."""
-    if isinstance(value, list) and not is_number_list(value):
-        return [(f"[{i}]", item) for i, item in enumerate(value)]
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", None)
-        return [(f".{names[i]}" if names else f"[{i}]", item) for i, item in enumerate(value)]
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", value[key]) for key in ordered(value)]
-    if is_record(value):
-        return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
-    return None
-
-
-def ordered(names: dict[Any, Any]) -> list[Any]:
-    """The keys of a dict in one order, so that the order of writing them does not matter."""
-    try:
-        return sorted(names)
-    except TypeError:
-        return list(names)
-
-
-def like(value: Any, children: list[Any]) -> Any:
-    """A structure of the same kind with other children."""
-    if isinstance(value, tuple):
-        return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
-    if isinstance(value, list):
-        return children
-    if isinstance(value, dict):
-        filled = copy.copy(value)
-        for name, child in zip(ordered(value), children, strict=True):
-            dict.__setitem__(filled, name, child)  # whatever its class makes of `update`
-        return filled
-    filled = copy.copy(value)
-    for f, child in zip(dataclasses.fields(value), children, strict=True):
-        object.__setattr__(filled, f.name, child)
-    return filled
 
 
 def object_text(x: Any) -> str:

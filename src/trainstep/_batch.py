@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from trainstep._arguments import is_number_list
 from trainstep._errors import ArgumentError
+from trainstep._structure import is_number_list
 
 
 def unpacked(batch: Any) -> tuple[Any, Any, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from trainstep._keras_parts import KERAS
+from trainstep._keras_parts import is_keras
 from trainstep._naming import reference
 from trainstep._places import GONE, SCALARS, Place
 from trainstep._signature import Part, distinct
@@ -47,6 +47,7 @@ class Captures:
         source: An expression that is false if all are as they were; `cells` in it is the closure
             of the function that is called. Empty if there are none.
         unwatched: What is too large to be compared at every call.
+        sites: The file and the line where each is read, by its label.
     """
 
     def __init__(self, places: Sequence[Place], names: dict[str, Any]) -> None:
@@ -68,6 +69,7 @@ class Captures:
         labels = distinct(each.label for each in self._watched)
         for each, label in zip(self._watched, labels, strict=True):
             each.label = label
+        self.sites = {each.label: each.site for each in self._watched}
         self._seen = [w.seen for w in self._watched]
         self._names["cap_seen"] = self._seen
         self.source = Source(" or ".join(tests), self._names)
@@ -144,6 +146,7 @@ class _Watched:
 
     def __init__(self, place: Place, test: str, keep: Callable[[Any], Any]) -> None:
         self.label = f"{place.label}, read at {place.site}" if place.site else place.label
+        self.site = (place.file, place.line)
         self.text = place.text
         self.test = test
         self.keep = keep
@@ -203,6 +206,6 @@ def _shown(value: Any) -> str:
     except Exception:
         text = ""
     if not text:
-        name = getattr(value, "name", None) if isinstance(value, KERAS) else None
+        name = getattr(value, "name", None) if is_keras(value) else None
         text = f"{type(value).__name__} {name!r}" if isinstance(name, str) else type(value).__name__
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

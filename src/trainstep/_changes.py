@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from trainstep._advice import Effect
-from trainstep._arguments import structure
 from trainstep._bytecode import changed_at
 from trainstep._places import GONE, Place, is_generator
 from trainstep._reach import Reach
+from trainstep._structure import structure
 
 _COMPARED = 1 << 24  # bytes of an array
 

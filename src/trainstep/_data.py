@@ -17,10 +17,10 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from trainstep._arguments import like
 from trainstep._batch import check_dense, check_lengths, check_positive, is_several, unpacked
 from trainstep._errors import ArgumentError
 from trainstep._outputs import take_out
+from trainstep._structure import like
 
 Batch = tuple[Any, Any, Any]
 Stretch = tuple[int, Iterable[Batch]]

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from trainstep._arguments import like, structure
 from trainstep._dtypes import cast as without_loss
 from trainstep._errors import ArgumentError
 from trainstep._shapes import BATCH, Varying
 from trainstep._signature import Part
 from trainstep._spec import Spec, check
+from trainstep._structure import like, structure
 
 
 class Declared:

@@ -74,7 +74,8 @@ class Observer:
 
     def calling(self, kind: str, called: str, frame: FrameType) -> bool:
         """Whether a call comes from the user's code in the step, and if so, notes it."""
-        if threading.get_ident() != self._thread or not _site.is_users(frame) or _is_once(frame):
+        users = _site.calling(frame)
+        if threading.get_ident() != self._thread or users is None or _is_once(users):
             return False
         if self._raises:
             self.called(kind, called, frame, None)
@@ -83,7 +84,7 @@ class Observer:
     def called(self, kind: str, called: str, frame: FrameType, result: Any) -> None:
         """Notes a call, and what it gave."""
         given = "" if result is None else f" {_short(result)}"
-        file, line = frame.f_code.co_filename, frame.f_lineno
+        file, line = _site.where(_site.calling(frame) or frame)
         self._note(Effect(kind, f"calls `{called}`", file, line, given))
 
     def _note(self, effect: Effect) -> None:

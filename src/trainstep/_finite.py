@@ -18,11 +18,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from trainstep._arguments import structure
 from trainstep._domain import locked
 from trainstep._errors import ArgumentError
 from trainstep._findings import Findings, Part
 from trainstep._state import Branch, apart, current_scope, no_scope, recording
+from trainstep._structure import structure
 from trainstep._taken import Differentiation, Taken, listening
 
 _SMALL = 2**17  # elements of a gradient that is copied to be looked at with others

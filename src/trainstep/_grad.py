@@ -14,10 +14,10 @@ import numpy as np
 from keras import ops
 
 from trainstep import _engines
-from trainstep._arguments import like, structure
 from trainstep._engines import Engine
 from trainstep._engines._base import Tensor, Variable, Wanted
 from trainstep._errors import GradientError, nothing_to_differentiate_by
+from trainstep._structure import like, structure
 from trainstep._taken import Differentiation, differentiating
 
 

@@ -18,12 +18,12 @@ from keras import ops
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from trainstep import _engines
-from trainstep._arguments import like, structure
 from trainstep._engines import Engine, Refused
 from trainstep._errors import ArgumentError, TrainstepError
 from trainstep._outputs import Build, take_out
 from trainstep._returns import filled, fitting, specs_in
 from trainstep._state import Recorder, active
+from trainstep._structure import like, structure
 
 
 def print(

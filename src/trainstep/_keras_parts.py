@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
-import keras
-
 from trainstep import _site
 from trainstep._places import is_users_function, member
 
-_OPTIMIZING = (
-    keras.optimizers.Optimizer,
-    keras.optimizers.schedules.LearningRateSchedule,
-)
-_HELPING = (keras.regularizers.Regularizer, keras.constraints.Constraint)
-KERAS = (
-    keras.layers.Layer,
-    keras.losses.Loss,
-    keras.metrics.Metric,
-    *_OPTIMIZING,
-    *_HELPING,
-)
 # Which methods of a class of the user's Keras runs in a step.
 _METHODS = (
     "call",
@@ -35,9 +24,42 @@ _METHODS = (
 )
 
 
+_LAYER = ("layers.Layer",)
+_OPTIMIZING = ("optimizers.Optimizer", "optimizers.schedules.LearningRateSchedule")
+_HELPING = ("regularizers.Regularizer", "constraints.Constraint")
+_KERAS = (*_LAYER, "losses.Loss", "metrics.Metric", *_OPTIMIZING, *_HELPING)
+
+
+def is_keras(value: Any) -> bool:
+    """Whether a value is one of Keras's objects: a layer, a loss, an optimizer and the like."""
+    return _is(value, _KERAS)
+
+
+def is_variable(value: Any) -> bool:
+    """Whether a value is a variable of Keras's."""
+    return _is(value, ("Variable",))
+
+
+def _is(value: Any, names: tuple[str, ...]) -> bool:
+    """Whether a value is of one of Keras's classes; never, as long as nobody imported Keras."""
+    return isinstance(value, _classes(names)) if "keras" in sys.modules else False
+
+
+def _classes(names: tuple[str, ...]) -> tuple[type, ...]:
+    try:
+        return _found(names)
+    except AttributeError:  # Keras is being imported
+        return ()
+
+
+@functools.cache
+def _found(names: tuple[str, ...]) -> tuple[type, ...]:
+    return tuple(operator.attrgetter(name)(sys.modules["keras"]) for name in names)
+
+
 def parts(value: Any) -> list[Any]:
     """An object and the layers in it."""
-    return list(value._flatten_layers()) if isinstance(value, keras.layers.Layer) else [value]
+    return list(value._flatten_layers()) if _is(value, _LAYER) else [value]
 
 
 def called_by_keras(value: Any) -> Iterator[types.FunctionType]:
@@ -58,10 +80,10 @@ def settings(value: Any) -> Iterator[tuple[str, Any, bool]]:
     numbers = _numbers(value)
     for name, held in list(vars(value).items()):
         # Keras wraps some methods of a layer, and keeps them with it under their own names.
-        if isinstance(held, KERAS):
+        if is_keras(held):
             # Not what hangs on a model: it may have been compiled with another optimizer.
-            inside = isinstance(held, _HELPING) or not isinstance(value, keras.layers.Layer)
-            if inside and not isinstance(held, keras.layers.Layer):
+            inside = _is(held, _HELPING) or not _is(value, _LAYER)
+            if inside and not _is(held, _LAYER):
                 yield name, held, True
         elif name.startswith("_") or member(value, name) is not None:
             continue
@@ -76,9 +98,9 @@ def settings(value: Any) -> Iterator[tuple[str, Any, bool]]:
 
 
 def _numbers(value: Any) -> tuple[type, ...]:
-    if isinstance(value, _OPTIMIZING):
+    if _is(value, _OPTIMIZING):
         return (float, int, bool, type(None))
-    if isinstance(value, keras.layers.Layer) and value.variables:
+    if _is(value, _LAYER) and value.variables:
         return (float,)
     return (float, int)
 

@@ -12,8 +12,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from keras.src.backend.common import KerasVariable
-
+from trainstep._keras_parts import is_variable
 from trainstep._places import Place, further
 
 _LITERAL = (str, int, bool, bytes, type(None))
@@ -41,7 +40,7 @@ class Names:
 
     def object(self, value: Any, label: str) -> Place | None:
         """An object by reference; None for what is no object of the user's to look at."""
-        if isinstance(value, (types.ModuleType, KerasVariable)):
+        if isinstance(value, types.ModuleType) or is_variable(value):
             return None
         return Place(label, f"{self._name(value, 'r', reference(value))}()", value)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import keras
 
-from trainstep._arguments import like, ordered, structure
 from trainstep._errors import ArgumentError
 from trainstep._source import Source, define
+from trainstep._structure import like, ordered, structure
 
 
 class Judged:

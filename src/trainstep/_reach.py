@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from trainstep import _site
-from trainstep._arguments import structure
 from trainstep._bytecode import Call, Constant, Made, Path, Scan, Value, scan
 from trainstep._following import Paths
 from trainstep._frames import CONTENTS, Frame, Spread, bound, cells_of
-from trainstep._keras_parts import KERAS, called_by_keras, parts, settings
+from trainstep._keras_parts import called_by_keras, is_keras, parts, settings
 from trainstep._places import (
     CHANGES,
     CONTAINERS,
@@ -40,6 +39,7 @@ from trainstep._places import (
     items,
     member,
 )
+from trainstep._structure import structure
 
 log = logging.getLogger("trainstep")
 _LIMIT = 2000  # pieces of code
@@ -232,7 +232,7 @@ class Reach(Paths):
             self._partial(place)
         elif isinstance(wrapped, types.FunctionType):  # a compiled or decorated function
             self._function(further(place, ".__wrapped__", wrapped), [], {})
-        elif isinstance(value, KERAS):
+        elif is_keras(value):
             self._keras(value)
         elif hasattr(kind, "_captured_objects"):
             for part in value._captured_objects():

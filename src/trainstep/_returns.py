@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from trainstep._arguments import like, structure
 from trainstep._errors import ArgumentError
 from trainstep._spec import Spec, array_text
+from trainstep._structure import like, structure
 
 _KINDS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # what each can stand for, and all below
 

@@ -19,6 +19,10 @@ _PLUMBING = {"concurrent", "contextlib", "functools", "importlib", "runpy", "thr
 _LIBRARIES = {"trainstep", "_pytest", "pluggy", *_ENGINES, *_PLUMBING}
 _INSTALLED = ("site-packages", "dist-packages")
 _STANDARD = [os.path.abspath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+# Lines of code that was made of the user's, and the user's own: (file, line) -> (file, line).
+mapped: dict[tuple[str, int], tuple[str, int]] = {}
+# What stands between the user's code, as AutoGraph rewrites it, and what that calls.
+_BETWEEN = ("/tensorflow/python/autograph/", "/tensorflow/python/util/", "/trainstep/_doctor/")
 _ROOTS = tuple(root + os.sep for root in (os.path.dirname(os.path.abspath(__file__)), *_STANDARD))
 
 
@@ -63,7 +67,23 @@ def name(filename: str, line: int) -> str:
     return f"{os.path.basename(filename) if relative.startswith('..') else relative}:{line}"
 
 
-def _nearest(frame: FrameType | None) -> FrameType | None:
+def where(frame: FrameType) -> tuple[str, int]:
+    """The file and the line that a frame is at."""
+    found = (frame.f_code.co_filename, frame.f_lineno)
+    return mapped.get(found, found)
+
+
+def calling(frame: FrameType | None) -> FrameType | None:
+    """The user's frame that makes a call, if it is the user's code that makes it."""
+    while frame is not None:
+        file = frame.f_code.co_filename.replace(os.sep, "/")
+        if not any(part in file for part in _BETWEEN):
+            break
+        frame = frame.f_back
+    return frame if frame is not None and is_users(frame) else None
+
+
+def nearest(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the user's; if all code is installed, that of no library we know."""
     start = frame
     while frame is not None and not is_users(frame):
@@ -77,13 +97,13 @@ def _nearest(frame: FrameType | None) -> FrameType | None:
 
 def caller() -> str:
     """The user's line that is calling into trainstep now."""
-    frame = _nearest(sys._getframe(1))
+    frame = nearest(sys._getframe(1))
     return "<unknown>" if frame is None else name(frame.f_code.co_filename, frame.f_lineno)
 
 
 def here() -> str:
     """The user's line that is calling into trainstep, and its text."""
-    frame = _nearest(sys._getframe(1))
+    frame = nearest(sys._getframe(1))
     if frame is None:
         return "<unknown>"
     return with_text(frame.f_code.co_filename, frame.f_lineno)

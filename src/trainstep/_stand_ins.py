@@ -117,7 +117,16 @@ def _telling(original: Any, kind: str, called: str) -> Any:
             listener.called(kind, called, frame, result)
         return result
 
-    return stand_in
+    found: Any = stand_in
+    found.stands_for = called
+    if called != "print":  # of which AutoGraph has its own idea; it is to leave the others alone
+        found.autograph_info__ = {}
+    return found
+
+
+def is_print(fn: Any) -> bool:
+    """Whether a function stands in for `print`."""
+    return getattr(fn, "stands_for", None) == "print"
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import re
-import types
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 from trainstep import _advice, _site
 from trainstep._advice import Effect
 from trainstep._arguments import Arguments
+from trainstep._around import reached, taken
 from trainstep._captures import Captures
 from trainstep._changes import Given
 from trainstep._control import traced_control_flow
@@ -37,7 +37,7 @@ from trainstep._findings import hearing, judged
 from trainstep._outputs import Build, take_out
 from trainstep._parameters import Parameters
 from trainstep._pattern import Pattern, enlarged
-from trainstep._places import SCALARS, Place
+from trainstep._places import Place
 from trainstep._policies import Policies
 from trainstep._reach import Reach
 from trainstep._seeds import traced_seeds
@@ -193,15 +193,9 @@ class Tracer:
 
     def _reach(self, values: Sequence[Any]) -> Reach:
         """What the step reaches in Python, as far as it can be followed."""
-        found = Reach()
         if self._policies.captures == "ignore" and self._policies.side_effects == "allow":
-            return found
-        try:
-            found.step(self._fn, values)
-            for each in self._uses():
-                found.object(each)
-        except Exception as error:  # a step that cannot be read can still be trained
-            found.missed.append(f"{type(error).__name__}: {error}")
+            return Reach()
+        found = reached(self._fn, values, self._uses)
         for missed in found.missed[:1]:
             log.warning("not all that `%s` takes from around it is watched: %s", self._name, missed)
         return found
@@ -222,19 +216,7 @@ class Tracer:
         """The values that the step took from around it, and did not change itself."""
         if self._policies.captures == "ignore":
             return Captures([], {})
-        after = self._reach(values)
-        earlier = {place.text: place.value for place in before.places.values()}
-        written = {write.place.text for write in after.writes}
-        owners = [write.owner.value for write in after.writes if write.owner is not None]
-        changed = {id(owner) for owner in owners if not isinstance(owner, SCALARS)}
-        steady = [
-            place
-            for place in after.places.values()
-            if place.text not in written
-            and id(place.value) not in changed
-            and _is_still(place.value, earlier.get(place.text, place.value))
-        ]
-        captures = Captures(steady, after.names)
+        captures = taken(before, self._reach(values))
         for place in captures.unwatched:
             self._tell_large(place)
         captures.unwatched.clear()  # nobody is to hold them
@@ -264,10 +246,6 @@ class Tracer:
         if self._policies.captures == "raise":
             raise StaleCaptureError(message)
         warnings.warn(message, StaleCaptureWarning, stacklevel=_site.depth())
-
-
-def _is_still(value: Any, before: Any) -> bool:
-    return value is before or (isinstance(value, types.MethodType) and value == before)
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -19,8 +19,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from trainstep._arguments import structure
 from trainstep._engines._padding import FILLINGS, filling
+from trainstep._structure import structure
 from trainstep._taken import listening
 
 TOLERANCE = 1e-5

@@ -4,3 +4,6 @@
 
 A hook waits for a library to be imported, and never imports one itself.
 """
+
+from trainstep._doctor._session import Doctor as Doctor
+from trainstep._doctor._session import doctor as doctor

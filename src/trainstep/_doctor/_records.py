@@ -208,14 +208,17 @@ class Log:
         """Seconds since the log began."""
         return time.perf_counter() - self._began
 
+    def begin(self, trace: Trace) -> None:
+        """Gives a trace its number and its moment; it is noted when it has ended."""
+        with self._lock:
+            self._numbers += 1
+            trace.number, trace.at = self._numbers, round(self.elapsed(), 4)
+
     def note(self, record: Record) -> Any:
-        """Adds a record, and gives a trace its number."""
+        """Adds a record."""
         with self._lock:
             record.process = os.getpid()
             record.at = record.at or round(self.elapsed(), 4)
-            if isinstance(record, Trace) and not record.number:
-                self._numbers += 1
-                record.number = self._numbers
             self.records.append(record)
             self._write(record)
         return record

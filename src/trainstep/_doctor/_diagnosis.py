@@ -1,0 +1,188 @@
+"""From records to a report: which traces belong together, which were needed, what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from trainstep import _site
+from trainstep._advice import EFFECTS, FINDINGS
+from trainstep._cures import CURES, cure
+from trainstep._doctor._records import Calls, Cause, End, Happened, Note, Span, Start, Trace
+from trainstep._doctor._report import Event, Finding, Function, Report, Small
+
+
+def diagnose(records: Iterable[Any]) -> Report:
+    """All that records tell."""
+    report = Report(complete=False)
+    functions: dict[tuple[int, str], Function] = {}
+    small: dict[tuple[str, int], Small] = {}
+    happened: dict[Any, Happened] = {}
+    modes: set[tuple[int, str, str]] = set()
+    inner: list[Trace] = []
+    for record in records:
+        report.seconds = max(report.seconds, record.at)
+        match record:
+            case Trace(inside=number) if number:
+                inner.append(record)
+            case Trace(what="small"):
+                _add_small(small, record)
+            case Trace():
+                _add_trace(functions, modes, record)
+            case Happened():
+                _add_happened(happened, record)
+            case Calls(process=process, group=group) if (process, group) in functions:
+                functions[process, group].calls = record.count
+                functions[process, group].call_times = record.times
+            case Span():
+                report.spans.append(record)
+                report.seconds = max(report.seconds, record.at + record.seconds)
+            case Note():
+                report.notes.append(record)
+            case Start() if not report.command:
+                report.command, report.versions = record.command, dict(record.versions)
+            case End():
+                report.complete = True
+                report.versions |= record.versions
+                report.error = report.error or record.error
+    _add_inner(functions, inner)
+    found = [*functions.values()]
+    report.functions = sorted(found, key=lambda f: (-f.avoidable_seconds, -f.seconds))
+    report.small = sorted(small.values(), key=lambda s: -s.seconds)
+    findings = [f for function in report.functions for f in _retraces(function)]
+    findings += [_finding(each) for each in happened.values()]
+    order = list(FINDINGS)
+    report.findings = sorted(findings, key=lambda f: (order.index(f.kind), -f.seconds))
+    return report
+
+
+def cost(trace: Trace) -> float:
+    """What a trace cost, in seconds."""
+    return sum(trace.seconds.values())
+
+
+def _add_trace(
+    functions: dict[tuple[int, str], Function], modes: set[tuple[int, str, str]], trace: Trace
+) -> None:
+    key = (trace.process, trace.group)
+    function = functions.get(key)
+    if function is None:
+        function = functions[key] = Function(
+            name=trace.function,
+            engine=trace.engine,
+            defined=trace.defined,
+            keras=trace.group.startswith("keras:"),
+            process=trace.process,
+        )
+    mode = (*key, trace.mode)
+    avoidable = bool(trace.causes) or mode in modes
+    modes.add(mode)
+    if avoidable and not trace.causes:
+        trace.causes = [Cause("unknown", "nothing that doctor can see differs")]
+    needed = {cause.kind for cause in trace.causes} == {"mode"}
+    index = len(function.events) + 1
+    function.events.append(Event(index, trace, avoidable and not needed, cost(trace)))
+
+
+def _add_small(small: dict[tuple[str, int], Small], trace: Trace) -> None:
+    found = small.setdefault(trace.called[:2], Small(trace.called))
+    found.count += 1
+    found.names[trace.function] = found.names.get(trace.function, 0) + 1
+    found.seconds += cost(trace)
+
+
+def _add_inner(functions: dict[tuple[int, str], Function], inner: list[Trace]) -> None:
+    """Traces inside of others: their time is counted there."""
+    outer = {(f.process, e.trace.number): f for f in functions.values() for e in f.events}
+    for trace in inner:
+        function = outer.get((trace.process, trace.inside))
+        if function is not None and trace.what == "trace":
+            function.inner[trace.function] = function.inner.get(trace.function, 0) + 1
+
+
+def _add_happened(happened: dict[Any, Happened], record: Happened) -> None:
+    """The same thing at the same line is one thing."""
+    key = (record.process, record.kind, record.function, record.site[:2], record.what)
+    known = happened.get(key)
+    if known is None:
+        happened[key] = record
+    elif record.kind == "eager":
+        known.count = max(known.count, record.count)
+    else:
+        known.count += record.count
+        known.value = record.value or known.value
+
+
+def _retraces(function: Function) -> Iterable[Finding]:
+    """One finding for each kind of cause, the weightiest of a trace."""
+    by_cause: dict[str, list[Event]] = {}
+    for event in function.events:
+        if event.avoidable:
+            by_cause.setdefault(_main(event.trace.causes), []).append(event)
+    for kind, events in by_cause.items():
+        fix = cure(kind, function.engine, keras=function.keras)
+        function.fixes.append(fix)
+        first = events[0].trace
+        hidden = kind == "hidden"
+        what = "compiled without a trace" if hidden else "traced again"
+        times = "once" if len(events) == 1 else f"{len(events)} times"
+        texts = [cause.text for cause in first.causes if cause.kind == kind]
+        yield Finding(
+            kind="compilations" if hidden else "retraces",
+            function=function.name,
+            site=first.called,
+            what=f"`{function.name}` was {what} {times}: {'; '.join(texts)}",
+            happens=FINDINGS["compilations" if hidden else "retraces"].happens,
+            fix=fix,
+            count=len(events),
+            seconds=sum(event.cost for event in events),
+            cause=kind,
+            engine=function.engine,
+            process=function.process,
+        )
+
+
+def _main(causes: list[Cause]) -> str:
+    kinds = {cause.kind for cause in causes}
+    return next((kind for kind in CURES if kind in kinds), "unknown")
+
+
+def _finding(record: Happened) -> Finding:
+    advice = FINDINGS[record.kind]
+    happens, fix = advice
+    if record.kind in ("side-effects", "leaks"):
+        effect = EFFECTS[record.detail]
+        happens = effect.happens.format(value=record.value)
+        fix = advice.cure or effect.cure
+    elif record.kind == "stale" and not record.noticed.file:
+        happens += "; noticed at the end: it matters if the function was called since the change"
+    elif record.kind == "eager":
+        fix = _EAGER.get(record.engine, fix)
+    elif record.value:
+        happens = f"{happens}: {record.value}"
+    return Finding(
+        kind=record.kind,
+        function=record.function,
+        site=record.site,
+        what=record.what,
+        happens=happens,
+        fix=fix,
+        count=record.count,
+        before=record.before,
+        now=record.now,
+        noticed=record.noticed,
+        engine=record.engine,
+        process=record.process,
+    )
+
+
+_EAGER = {
+    "tensorflow": "put `@tf.function` on the function around it (build model and optimizer first)",
+    "jax": "put `jax.jit` around the function that takes the gradient and updates",
+    "torch": "train with trainstep.Trainer or trainstep.function, or `torch.compile` the loss",
+}
+
+
+def shown(finding: Finding) -> str:
+    """A finding in one line."""
+    return f"{_site.name(*finding.site[:2])}: {finding.what}"

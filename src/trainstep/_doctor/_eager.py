@@ -1,0 +1,54 @@
+"""Gradients that are taken outside of any compiled function, counted by the user's line."""
+
+from __future__ import annotations
+
+from types import FrameType
+
+from trainstep._doctor._records import Happened
+from trainstep._doctor._sites import is_ours, site
+from trainstep._doctor._watcher import Watcher
+
+
+class Eager:
+    """Counts them."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._counts: dict[tuple[str, str, int], Happened] = {}
+
+    def __call__(self, engine: str, frame: FrameType) -> None:
+        """A gradient was taken in a frame."""
+        if self._watcher.open_traces() or is_ours(frame):
+            return
+        place = site(frame)
+        if not place.file:
+            return
+        key = (engine, place.file, place.line)
+        known = self._counts.get(key)
+        if known is None:
+            what = f"takes a gradient in Python, step by step, in `{place.function}`"
+            known = Happened(
+                kind="eager", engine=engine, function=place.function, site=place, what=what
+            )
+            self._counts[key] = known
+            return
+        known.count += 1
+        if known.count & (known.count - 1) == 0:  # 2, 4, 8, ...: a killed run tells as much
+            self._watcher.log.note(_copy(known))
+
+    def finish(self) -> None:
+        """Notes how many there were."""
+        for known in self._counts.values():
+            if known.count > 1:
+                self._watcher.log.note(_copy(known))
+
+
+def _copy(known: Happened) -> Happened:
+    return Happened(
+        kind="eager",
+        engine=known.engine,
+        function=known.function,
+        site=known.site,
+        what=known.what,
+        count=known.count,
+    )

@@ -1,0 +1,261 @@
+"""JAX: its own listeners tell of every trace and compilation, and cost nothing when there is none.
+
+scalar event    a trace begins: the frames below tell of which function, for what
+test event      the user's Python is really run, and not found again in JAX's cache
+duration event  a trace, a lowering or a compilation has ended
+event           the next compilation comes from the cache on disk
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from trainstep import _site
+from trainstep._doctor._functions import Objects, code_of, innermost
+from trainstep._doctor._keras import Keras
+from trainstep._doctor._patches import Patches
+from trainstep._doctor._records import Cause, Site, Trace
+from trainstep._doctor._sites import defined, is_ours, outwards, site
+from trainstep._doctor._watcher import Open, Watcher
+from trainstep._doctor._why import why
+from trainstep._signature import Part, Signature
+from trainstep._spec import array_text
+
+_PHASES = {
+    "/jax/core/compile/jaxpr_trace_duration": "trace",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
+    "/jax/core/compile/backend_compile_duration": "compile",
+}
+_DISK = "/jax/compilation_cache/cache_hits"
+_TRACING = ("_trace_for_jit", "_create_pjit_jaxpr")
+_DEEP = 12  # frames between a listener and the function that traces
+_RECENT = 50
+_WIDE = 80
+
+
+class _Pending:
+    """A trace that JAX has announced, and that begins if its Python is really run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.opened: Open | None = None
+        self.error = sys.exception()  # that the script is handling already
+        self.ran = False
+
+
+class _Thread(threading.local):
+    """What is under way in one thread."""
+
+    def __init__(self) -> None:
+        self.pending: list[_Pending] = []
+        self.recent: list[tuple[str, Trace]] = []  # traced, and not compiled yet
+        self.from_disk = False
+
+
+class Jax:
+    """Watches JAX."""
+
+    def __init__(self, watcher: Watcher, keras: Keras) -> None:
+        self._watcher, self._keras = watcher, keras
+        self._thread = _Thread()
+        self._objects = Objects()
+        self._signatures: dict[tuple[str, int], list[tuple[Signature, int]]] = {}
+        self._hears = False
+
+    def install(self, patches: Patches) -> None:
+        """Hooks JAX when it is imported."""
+        patches.on_import("jax.monitoring", functools.partial(self._listen, patches))
+        patches.on_import("jax._src.util", functools.partial(self._hear, patches))
+        patches.on_import("jax._src.api", functools.partial(self._eager, patches))
+
+    def _listen(self, patches: Patches, monitoring: Any) -> None:
+        monitoring.register_event_duration_secs_listener(self._ended)
+        monitoring.register_scalar_listener(self._began)
+        monitoring.register_event_listener(self._happened)
+        patches.undo_later(lambda: monitoring.unregister_event_listener(self._happened))
+        patches.undo_later(lambda: monitoring.unregister_scalar_listener(self._began))
+        patches.undo_later(lambda: monitoring.unregister_event_duration_listener(self._ended))
+
+    def _hear(self, patches: Patches, util: Any) -> None:
+        def make(before: Any) -> Any:
+            def heard(name: str, *args: Any) -> None:
+                if name == "trace_to_jaxpr":
+                    self._runs(sys._getframe(1))
+                if before is not None:
+                    before(name, *args)
+
+            return heard
+
+        patches.replace(util, "test_event_listener", make)
+        self._hears = True
+
+    def _eager(self, patches: Patches, api: Any) -> None:
+        """Gradients outside of any trace."""
+
+        def make(vjp: Any) -> Any:
+            @functools.wraps(vjp)
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                if api.core.trace_state_clean():
+                    frame = sys._getframe(1)
+                    self._watcher.guarded(lambda: self._keras.eager("jax", frame))
+                return vjp(*args, **kwargs)
+
+            return counted
+
+        patches.replace(api, "vjp", make)
+
+    # Events ---------------------------------------------------------------------------------
+
+    def _began(self, event: str, value: float = 0.0, **details: Any) -> None:
+        if _PHASES.get(event) == "trace":
+            self._thread.pending.append(_Pending(str(details.get("fun_name"))))
+            if not self._hears:
+                self._runs(sys._getframe(1))
+
+    def _runs(self, frame: FrameType) -> None:
+        """The Python of a function is run now."""
+        pending = self._thread.pending[-1] if self._thread.pending else None
+        if pending is not None and not pending.ran:
+            pending.ran = True
+            pending.opened = self._watcher.guarded(lambda: self._begin(frame, pending.name))
+
+    def _ended(self, event: str, seconds: float, **details: Any) -> None:
+        phase = _PHASES.get(event)
+        if phase is None:
+            return
+        if phase == "trace":
+            pending = self._thread.pending.pop() if self._thread.pending else None
+            if pending is not None and pending.opened is not None:
+                self._watcher.guarded(functools.partial(self._traced, pending, seconds))
+            return
+        frame, name = sys._getframe(1), str(details.get("fun_name"))
+        self._watcher.guarded(lambda: self._compiled(phase, frame, name, seconds))
+
+    def _happened(self, event: str, **details: Any) -> None:
+        if event == _DISK:
+            self._thread.from_disk = True
+
+    def _begin(self, frame: FrameType, name: str) -> Open | None:
+        near = itertools.islice(outwards(frame), _DEEP)
+        tracing = next((f for f in near if f.f_code.co_name in _TRACING), None)
+        if tracing is None or is_ours(frame):
+            return None
+        found = tracing.f_locals
+        fun = found["fun"]
+        fn = innermost(getattr(fun, "f", fun) if type(fun).__name__ == "WrappedFun" else fun)
+        code = code_of(fn)
+        trace = Trace(engine="jax", function=name, called=site(frame))
+        if code is not None:
+            trace.function, trace.defined = code.co_qualname, defined(code)
+        step = self._keras.step(code, frame)
+        if step is None and (code is None or not _site.is_users_file(code)):
+            trace.what, trace.group = "small", f"jax:{name}"
+            return self._watcher.begin(trace)
+        signature = _signature(found)
+        trace.signature = str(signature)
+        number, new = self._objects.number(fn)
+        if step is not None:
+            step.describe(trace)
+            trace.causes = step.causes() if new else []
+        else:
+            trace.group = f"jax:{trace.defined.file}:{trace.defined.line}:{trace.function}"
+            if new and number > 1 and self._objects.is_own(fn):
+                trace.group += f"#{number}"
+            elif new and number > 1:
+                trace.causes = [Cause("function", f"function object number {number} of one `def`")]
+        uses = list if step is None else step.uses
+        opened = self._watcher.begin(trace, fn, _values(found), uses)
+        self._compare(trace, signature, number, new)
+        return opened
+
+    def _compare(self, trace: Trace, signature: Signature, number: int, new: bool) -> None:
+        earlier = self._signatures.setdefault((trace.group, number), [])
+        if not new:
+            index, causes = why(signature, [each for each, _ in earlier])
+            trace.nearest = 0 if index is None else earlier[index][1]
+            trace.causes = causes or [Cause("context", "the same arguments under another setting")]
+        earlier.append((signature, trace.number))
+
+    def _traced(self, pending: _Pending, seconds: float) -> None:
+        assert pending.opened is not None
+        trace, error = pending.opened.trace, sys.exception()
+        trace.seconds["trace"] = round(seconds, 6)
+        if error is not None and error is not pending.error:
+            trace.failed = type(error).__name__
+        self._watcher.check_all(functools.partial(_called, trace))
+        self._watcher.end(pending.opened)
+        self._thread.recent.append((pending.name, trace))
+        del self._thread.recent[:-_RECENT]
+
+    def _compiled(self, phase: str, frame: FrameType, name: str, seconds: float) -> None:
+        if is_ours(frame):
+            return
+        short = name[4:-1] if name.startswith("jit(") else name
+        for traced, trace in reversed(self._thread.recent):
+            if traced == short and phase not in trace.seconds:
+                break
+        else:  # traced before, or not by a trace that was announced
+            trace = Trace(engine="jax", group=f"jax:{short}", function=short, what="small")
+            trace.called = site(frame)
+            self._watcher.log.begin(trace)
+            self._watcher.log.note(trace)
+            self._thread.recent.append((short, trace))
+        trace.seconds[phase] = round(seconds, 6)
+        if phase == "compile":
+            trace.from_disk, self._thread.from_disk = self._thread.from_disk, False
+        self._watcher.log.again(trace)
+
+
+def _called(trace: Trace) -> Site:
+    return trace.called
+
+
+def _values(found: dict[str, Any]) -> list[Any]:
+    return list(found.get("args") or ())
+
+
+def _signature(found: dict[str, Any]) -> Signature:
+    """What a trace is for, out of the frame that makes it."""
+    info, args, kwargs = found.get("ji"), found.get("args") or (), found.get("kwargs") or {}
+    debug = found.get("dbg") or found.get("debug_info")
+    names = list(getattr(debug, "arg_names", None) or ())
+    static = {
+        f"argument {i}": args[i] for i in _static(info, "nums") if -len(args) <= i < len(args)
+    }
+    static |= {name: kwargs[name] for name in _static(info, "names") if name in kwargs}
+    parts = [Part(name, _short(value), "static", _short(value)) for name, value in static.items()]
+    tree = str(getattr(found.get("avals_ft") or found.get("args_ft"), "tree", ""))
+    parts.append(Part("structure", _tree(tree), "structure", tree))
+    for index, aval in enumerate(found.get("avals") or found.get("in_type") or ()):
+        label = names[index] if index < len(names) and names[index] else f"array {index}"
+        parts.append(_array(label, getattr(aval, "aval", aval)))
+    return Signature(parts)
+
+
+def _static(info: Any, kind: str) -> tuple[Any, ...]:
+    return tuple(getattr(info, f"static_arg{kind}", ()) or ())
+
+
+def _array(label: str, aval: Any) -> Part:
+    shape, dtype = getattr(aval, "shape", None), str(getattr(aval, "dtype", ""))
+    if shape is None:
+        return Part(label, _short(aval), "static", _short(aval))
+    weak = bool(getattr(aval, "weak_type", False))
+    text = array_text(tuple(shape), dtype) + (" of a Python number" if weak else "")
+    token = (tuple(shape), dtype, weak, str(getattr(aval, "sharding", "")))
+    return Part(label, text, "array", token)
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."
+
+
+def _tree(text: str) -> str:
+    text = text.removeprefix("PyTreeDef(").removesuffix(")")
+    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."

@@ -1,0 +1,236 @@
+"""Keras: which of its methods the user called, for which model, and what it makes of a model."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
+from typing import Any
+
+from trainstep import _site
+from trainstep._doctor import _sites
+from trainstep._doctor._eager import Eager
+from trainstep._doctor._patches import Patches
+from trainstep._doctor._records import Cause, Happened, Site, Span, Trace
+from trainstep._doctor._sites import keras_call, site
+from trainstep._doctor._watcher import Watcher
+from trainstep._places import member
+
+_TRAINERS = {
+    "jax": "JAXTrainer",
+    "tensorflow": "TensorFlowTrainer",
+    "torch": "TorchTrainer",
+}
+_METHODS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+_STEPS = ("train_step", "test_step", "predict_step")
+Flags = dict[str, bool]
+
+
+class Compiled:
+    """What is known of a model since its last `compile()`."""
+
+    def __init__(self) -> None:
+        self.sites: list[Site] = []
+        self.flags: Flags = {}
+        self.told: set[str] = set()
+        self.roles: dict[str, int] = {}  # how often its functions were made, by role
+
+
+class Keras:
+    """Watches Keras."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._compiled: dict[int, Compiled] = {}
+        self.eager = Eager(watcher)
+
+    def install(self, patches: Patches) -> None:
+        """Hooks Keras when it is imported."""
+        patches.on_import("keras.src.trainers.trainer", functools.partial(self._compile, patches))
+        for engine, name in _TRAINERS.items():
+            module = f"keras.src.backend.{engine}.trainer"
+            patches.on_import(module, functools.partial(self._methods, patches, engine, name))
+
+    def _compile(self, patches: Patches, module: Any) -> None:
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def compile(model: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(model, *args, **kwargs)
+                frame = sys._getframe(1)
+                self._watcher.guarded(lambda: self._note_compile(model, frame))
+                return result
+
+            return compile
+
+        patches.replace(module.Trainer, "compile", make)
+
+    def _note_compile(self, model: Any, frame: FrameType) -> None:
+        found = self._of(model)
+        found.sites.append(site(frame))
+        found.flags = flags(model)
+        found.told.clear()
+
+    def _of(self, model: Any) -> Compiled:
+        return self._compiled.setdefault(self._watcher.serial(model, "model"), Compiled())
+
+    def _methods(self, patches: Patches, engine: str, name: str, module: Any) -> None:
+        for method in _METHODS:
+            make = functools.partial(self._spanning, engine, method)
+            patches.replace(getattr(module, name), method, make)
+
+    def _spanning(self, engine: str, method: str, original: Any) -> Any:
+        @functools.wraps(original)
+        def spanning(model: Any, *args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(1)
+            began = self._watcher.log.elapsed()
+            self._watcher.guarded(lambda: self._enter(engine, method, model, frame))
+            try:
+                return original(model, *args, **kwargs)
+            finally:
+                self._watcher.guarded(lambda: self._leave(engine, method, model, frame, began))
+
+        return spanning
+
+    def _enter(self, engine: str, method: str, model: Any, frame: FrameType) -> None:
+        if self._watcher.open_traces():
+            self._cold_metrics(engine, method, model, frame)
+        elif not _sites.is_keras(frame):
+            self._look(engine, method, model, frame)
+
+    def _leave(self, engine: str, method: str, model: Any, frame: FrameType, began: float) -> None:
+        if self._watcher.open_traces() or _sites.is_keras(frame):
+            return
+        self._look(engine, method, model, frame)
+        seconds = self._watcher.log.elapsed() - began
+        span = Span(at=round(began, 4), what=method, seconds=round(seconds, 6), site=site(frame))
+        self._watcher.log.note(span)
+
+    def _look(self, engine: str, method: str, model: Any, frame: FrameType) -> None:
+        """What has changed since a model was compiled or traced."""
+        if engine == "jax":  # TensorFlow's functions are looked at when they are called
+            self._watcher.check_all(lambda: site(frame))
+        if _sites.ROLES[method] == "train":
+            self._frozen(engine, model, frame)
+
+    def _frozen(self, engine: str, model: Any, frame: FrameType) -> None:
+        found = self._of(model)
+        if not found.sites:
+            return
+        now = flags(model)
+        for path, flag in found.flags.items():
+            changed = now.get(path, flag)
+            if changed is flag or path in found.told:
+                continue
+            found.told.add(path)
+            self._watcher.log.note(
+                Happened(
+                    kind="frozen",
+                    engine=engine,
+                    function=title("train", model),
+                    site=site(frame),
+                    what=f"`trainable` of layer {path!r} has changed since `compile()` at "
+                    f"{_site.name(*found.sites[-1][:2])}: {flag} -> {changed}",
+                    before=str(flag),
+                    now=str(changed),
+                )
+            )
+
+    def _cold_metrics(self, engine: str, method: str, model: Any, frame: FrameType) -> None:
+        """Metrics that are made inside a trace, after `train_on_batch` has reset all there were."""
+        metrics = getattr(model, "_compile_metrics", None)
+        if not method.endswith("_on_batch") or metrics is None or metrics.built:
+            return
+        trace = self._watcher.open_traces()[0].trace
+        self._watcher.log.note(
+            Happened(
+                kind="metrics",
+                engine=engine,
+                function=trace.function,
+                site=site(frame),
+                what=f"`{method}` of model {model.name!r} was traced before its metrics were built",
+            )
+        )
+
+    def step(self, code: CodeType | None, frame: FrameType) -> Step | None:
+        """What a trace is to Keras, if it is one of a function that Keras made for a model."""
+        called = keras_call(frame)
+        if called is None or code is None or not _is_step(code):
+            return None
+        return Step(self, called, self._watcher.serial(called.model, "model"))
+
+    def made(self, model: Any, role: str) -> list[Cause]:
+        """Keras has made a function for a model: why, if it had one."""
+        found = self._of(model)
+        found.roles[role] = found.roles.get(role, 0) + 1
+        if found.roles[role] == 1:
+            return []
+        if len(found.sites) > 1:
+            line = _site.name(*found.sites[-1][:2])
+            return [Cause("compile", f"`compile()` was called again at {line}")]
+        return [Cause("function", f"Keras was made to make its {role} function again")]
+
+
+class Step:
+    """A function that Keras made for a model. Lives while it is traced."""
+
+    def __init__(self, keras: Keras, called: _sites.Keras, serial: int) -> None:
+        self._keras, self._called, self._serial = keras, called, serial
+
+    def describe(self, trace: Trace) -> None:
+        """Says in a trace what it is of."""
+        trace.function = title(self._called.role, self._called.model)
+        trace.group = f"keras:{self._serial}:{self._called.role}"
+        trace.via, trace.mode = self._called.via, self._called.role
+
+    def causes(self) -> list[Cause]:
+        """Why Keras made it."""
+        return self._keras.made(self._called.model, self._called.role)
+
+    @property
+    def uses(self) -> Callable[[], Sequence[Any]]:
+        """What finds the objects whose code Keras runs in it."""
+        return functools.partial(_uses, self._called.model)
+
+
+def _uses(model: Any) -> list[Any]:
+    found = [model, getattr(model, "optimizer", None)]
+    for name in _STEPS:
+        own = member(model, name)
+        if isinstance(own, types.FunctionType) and _site.is_users_file(own.__code__):
+            found.append(types.MethodType(own, model))
+    metrics = getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
+    for given in (getattr(model, "loss", None), metrics):
+        found += _objects(given)
+    return [each for each in found if each is not None]
+
+
+def _objects(given: Any) -> list[Any]:
+    if isinstance(given, dict):
+        return [each for value in given.values() for each in _objects(value)]
+    if isinstance(given, (list, tuple)):
+        return [each for value in given for each in _objects(value)]
+    return [] if given is None or isinstance(given, str) else [given]
+
+
+def title(role: str, model: Any) -> str:
+    """What the function of a model is called."""
+    return f"{role} function of model {getattr(model, 'name', type(model).__name__)!r}"
+
+
+def flags(model: Any) -> Flags:
+    """Which layers of a model are trained."""
+    return {layer.path or layer.name: layer.trainable for layer in model._flatten_layers()}
+
+
+def _is_step(code: CodeType) -> bool:
+    file = code.co_filename.replace("\\", "/")
+    return _site.is_users_file(code) or ("/keras/" in file and file.endswith("trainer.py"))

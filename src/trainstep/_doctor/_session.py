@@ -1,0 +1,129 @@
+"""doctor in a process: hooks in, hooks out, and a report of what happened between.
+
+with trainstep.doctor() as found:
+...
+print(found)
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO
+
+from trainstep._doctor._diagnosis import diagnose
+from trainstep._doctor._jax import Jax
+from trainstep._doctor._keras import Keras
+from trainstep._doctor._patches import Patches
+from trainstep._doctor._records import End, Log, Start
+from trainstep._doctor._report import Report
+from trainstep._doctor._tensorflow import TensorFlow
+from trainstep._doctor._watcher import Watcher
+from trainstep._version import __version__
+
+_LIBRARIES = ("keras", "jax", "jaxlib", "tensorflow", "torch", "flax", "optax", "numpy")
+
+
+class Doctor:
+    """Watches the process that it is in.
+
+    Args:
+        command: What is run, for the report.
+        file: Where each record is written as it is made.
+    """
+
+    def __init__(self, command: Sequence[str] = (), file: IO[str] | None = None) -> None:
+        self.log = Log(file)
+        self._watcher = Watcher(self.log)
+        self._patches = Patches(self._watcher.failed)
+        self._keras = Keras(self._watcher)
+        self._tensorflow = TensorFlow(self._watcher, self._keras)
+        self._jax = Jax(self._watcher, self._keras)
+        self._command = list(command)
+        self._running = False
+
+    def start(self) -> Doctor:
+        """Begins to watch."""
+        self._running = True
+        self.log.note(Start(command=self._command, versions=_system(), when=time.time()))
+        self._keras.install(self._patches)
+        self._tensorflow.install(self._patches)
+        self._jax.install(self._patches)
+        return self
+
+    def stop(self, error: str = "") -> None:
+        """Looks around for a last time, and lets go of everything."""
+        if not self._running:
+            return
+        self._running = False
+        self._patches.undo()
+        self._watcher.active = False
+        self._watcher.guarded(self._keras.eager.finish)
+        self._watcher.guarded(self._tensorflow.finish)
+        self._watcher.finish()
+        self.log.note(End(versions=versions(), error=error))
+        self.log.close()
+
+    @property
+    def report(self) -> Report:
+        """What has happened so far."""
+        return diagnose(self.log.records)
+
+    def __enter__(self) -> Doctor:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop("" if error is None else f"{type(error).__name__}: {error}")
+
+    def __str__(self) -> str:
+        from trainstep._doctor._text import text
+
+        return text(self.report)
+
+    def _repr_html_(self) -> str:
+        from trainstep._doctor._page import notebook
+
+        return notebook(self.report)
+
+
+def doctor() -> Doctor:
+    """Watches what is traced and compiled in a block, and tells why.
+
+    Returns:
+        What prints as a report, in a terminal and in a notebook; `report` has it as an object.
+
+    Example:
+        >>> import trainstep as ts
+        >>> with ts.doctor() as found:
+        ...     pass
+        >>> found.report.findings
+        []
+    """
+    return Doctor(sys.argv)
+
+
+def versions() -> dict[str, str]:
+    """The versions of the libraries that were imported."""
+    loaded = {name: sys.modules.get(name) for name in _LIBRARIES}
+    found = {name: str(getattr(m, "__version__", "?")) for name, m in loaded.items() if m}
+    engine = getattr(getattr(sys.modules.get("keras"), "config", None), "backend", None)
+    if engine is not None:
+        found["keras engine"] = engine()
+    return found
+
+
+def _system() -> dict[str, str]:
+    return {
+        "trainstep": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+    }

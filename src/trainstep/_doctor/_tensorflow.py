@@ -1,0 +1,335 @@
+"""TensorFlow: the one function that runs on a cache miss, and the call of a function.
+
+_create_concrete_function  a trace; its caller's frame tells for what
+Function.__init__          a function object is made
+Function._call             it is called: counted, and what it took from around it is compared
+load_ast                   AutoGraph wrote code: which of its lines is which of the user's
+GradientTape.gradient      a gradient outside of any function
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import time
+from types import CodeType, FrameType
+from typing import Any
+
+from trainstep import _site, _stand_ins
+from trainstep._doctor._functions import code_of, innermost
+from trainstep._doctor._keras import Keras
+from trainstep._doctor._patches import Patches
+from trainstep._doctor._records import Calls, Cause, Site, Trace
+from trainstep._doctor._sites import defined, is_ours, outwards, site
+from trainstep._doctor._tensorflow_types import context_causes, relaxed, signature
+from trainstep._doctor._watcher import Kept, Open, Watcher, weak
+from trainstep._doctor._why import why
+
+_POLYMORPHIC = "tensorflow.python.eager.polymorphic_function"
+_BINDING = ("__get__", "class_method_to_instance_method")
+_TIMES = 2000  # moments of calls that are kept
+
+
+class Made:
+    """What is known of one function object. Hangs on it, and dies with it."""
+
+    def __init__(self, serial: int, where: Site, *, bound: bool) -> None:
+        self.serial, self.where, self.bound = serial, where, bound
+        self.calls = 0
+        self.group = ""
+        self.kept: Kept | None = None
+        self.shapes: set[Any] = set()
+        self.traces: list[int] = []  # the numbers of its traces
+        self.times: list[float] = []
+
+
+class TensorFlow:
+    """Watches TensorFlow."""
+
+    def __init__(self, watcher: Watcher, keras: Keras) -> None:
+        self._watcher, self._keras = watcher, keras
+        self._made: dict[tuple[CodeType | None, bool], list[Made]] = {}
+        self._replaced: list[tuple[Trace, list[tuple[Made, int]]]] = []
+
+    def install(self, patches: Patches) -> None:
+        """Hooks TensorFlow when it is imported."""
+        hooks = {
+            f"{_POLYMORPHIC}.tracing_compilation": self._tracing,
+            f"{_POLYMORPHIC}.polymorphic_function": self._functions,
+            "tensorflow.python.autograph.pyct.loader": self._autograph,
+            "tensorflow.python.autograph.operators.py_builtins": self._printing,
+            "tensorflow.python.eager.backprop": self._eager,
+        }
+        for module, hook in hooks.items():
+            patches.on_import(module, functools.partial(hook, patches))
+
+    def finish(self) -> None:
+        """Notes how often functions were called."""
+        for trace, earlier in self._replaced:
+            if any(made.calls > calls for made, calls in earlier):
+                # The earlier object is in use as well: two functions, each with its first trace.
+                trace.causes, trace.mode = [], f"object {trace.number}"
+                self._watcher.log.again(trace)
+        counts: dict[str, Calls] = {}
+        for made in (each for known in self._made.values() for each in known):
+            if made.group and made.calls:
+                calls = counts.setdefault(made.group, Calls(group=made.group))
+                calls.count += made.calls
+                calls.times = sorted([*calls.times, *made.times])[:_TIMES]
+        for calls in counts.values():
+            self._watcher.log.note(calls)
+
+    # Hooks ----------------------------------------------------------------------------------
+
+    def _tracing(self, patches: Patches, module: Any) -> None:
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def _create_concrete_function(*args: Any, **kwargs: Any) -> Any:
+                if not self._watcher.active:
+                    return original(*args, **kwargs)
+                frame = sys._getframe(1)
+                begun = self._watcher.guarded(lambda: self._begin(frame, args, kwargs))
+                began, program = time.perf_counter(), None
+                try:
+                    program = original(*args, **kwargs)
+                    return program
+                finally:
+                    seconds = time.perf_counter() - began
+                    if begun is not None:
+                        self._watcher.guarded(lambda: self._end(*begun, program, seconds))
+
+            return _create_concrete_function
+
+        patches.replace(module, "_create_concrete_function", make)
+
+    def _functions(self, patches: Patches, module: Any) -> None:
+        def init(original: Any) -> Any:
+            @functools.wraps(original)
+            def __init__(fn: Any, *args: Any, **kwargs: Any) -> None:
+                original(fn, *args, **kwargs)
+                frame = sys._getframe(1)
+                self._watcher.guarded(lambda: self._note_made(fn, frame))
+
+            return __init__
+
+        def call(original: Any) -> Any:
+            @functools.wraps(original)
+            def _call(fn: Any, *args: Any, **kwargs: Any) -> Any:
+                made = fn.__dict__.get("_trainstep_made")
+                if made is None:
+                    return original(fn, *args, **kwargs)
+                made.calls += 1
+                if len(made.times) < _TIMES:
+                    made.times.append(self._watcher.log.elapsed())
+                if fn._jit_compile:
+                    return self._compiling(fn, made, original, args, kwargs)
+                traced = len(made.traces)
+                result = original(fn, *args, **kwargs)
+                kept = made.kept
+                if kept is not None and traced == len(made.traces):
+                    cells = kept.cells()
+                    if cells is not None and not kept.captures.holds(cells):
+                        frame = sys._getframe(1)
+                        self._watcher.guarded(
+                            lambda: self._watcher.check(kept, functools.partial(site, frame))
+                        )
+                return result
+
+            return _call
+
+        patches.replace(module.Function, "__init__", init)
+        patches.replace(module.Function, "_call", call)
+
+    def _autograph(self, patches: Patches, module: Any) -> None:
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def load_ast(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                for line, origin in (result[2] or {}).items():
+                    found = (origin.loc.filename, origin.loc.lineno)
+                    _site.mapped[line.filename, line.lineno] = found
+                return result
+
+            return load_ast
+
+        patches.replace(module, "load_ast", make)
+
+    def _printing(self, patches: Patches, module: Any) -> None:
+        """AutoGraph has a `print` of its own, which prints tensors at every call."""
+
+        def make(original: Any) -> Any:
+            def overload_of(fn: Any) -> Any:
+                if not _stand_ins.is_print(fn):
+                    return original(fn)
+                own = original(fn.__wrapped__)
+
+                def printing(*args: Any, **kwargs: Any) -> Any:
+                    if any(map(module.tensor_util.is_tf_type, args)):
+                        return own(*args, **kwargs)
+                    return fn(*args, **kwargs)
+
+                return printing
+
+            return overload_of
+
+        patches.replace(module, "overload_of", make)
+
+    def _eager(self, patches: Patches, module: Any) -> None:
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def gradient(tape: Any, *args: Any, **kwargs: Any) -> Any:
+                if module.context.executing_eagerly():
+                    frame = sys._getframe(1)
+                    self._watcher.guarded(lambda: self._keras.eager("tensorflow", frame))
+                return original(tape, *args, **kwargs)
+
+            return gradient
+
+        patches.replace(module.GradientTape, "gradient", make)
+
+    # Functions ------------------------------------------------------------------------------
+
+    def _note_made(self, fn: Any, frame: FrameType) -> None:
+        code = code_of(innermost(fn._python_function))
+        near = itertools.islice(outwards(frame), 3)
+        bound = any(each.f_code.co_name in _BINDING for each in near)
+        known = self._made.setdefault((code, bound), [])
+        made = Made(len(known) + 1, site(frame), bound=bound)
+        known.append(made)
+        fn._trainstep_made = made
+        fn._function_captures._trainstep_owner = weak(fn)
+
+    def _begin(self, frame: FrameType, args: Any, kwargs: Any) -> tuple[Open, Made | None] | None:
+        if is_ours(frame):
+            return None
+        options = kwargs.get("tracing_options", args[3] if len(args) > 3 else None)
+        kind = kwargs.get("function_type", args[0] if args else None)
+        owner = getattr(options.function_captures, "_trainstep_owner", lambda: None)()
+        fn = innermost(options.python_function if owner is None else owner._python_function)
+        code = code_of(fn)
+        made: Made | None = getattr(owner, "_trainstep_made", None)
+        trace = Trace(engine="tensorflow", function=options.name, called=site(frame))
+        if code is not None:
+            trace.function, trace.defined = code.co_qualname, defined(code)
+        step = self._keras.step(code, frame)
+        if step is None and (code is None or not _site.is_users_file(code)):
+            trace.what, trace.group = "small", f"tensorflow:{options.name}"
+            return self._watcher.begin(trace), None
+        found = frame.f_locals
+        asked = found["lookup_func_type"]
+        trace.signature = str(signature(asked))
+        if step is not None:
+            step.describe(trace)
+        else:
+            trace.group = f"tensorflow:{trace.defined.file}:{trace.defined.line}:{trace.function}"
+        trace.causes = self._causes(trace, found, options, made) or []
+        if asked != kind:
+            wider = relaxed(kind, asked)
+            trace.note = f"TensorFlow then traced a version for any such size: {wider}"
+        if not trace.causes and step is not None and not (made is not None and made.traces):
+            trace.causes = step.causes()
+        uses = list if step is None else step.uses
+        opened = self._watcher.begin(trace, fn, list(found.get("args", ())), uses)
+        if made is not None:
+            made.traces.append(trace.number)
+            made.group = trace.group
+        return opened, made
+
+    def _causes(
+        self, trace: Trace, found: dict[str, Any], options: Any, made: Made | None
+    ) -> list[Cause]:
+        """Why it is traced: against the types that it was traced for."""
+        asked, context = found["lookup_func_type"], found["current_func_context"]
+        cache = options.function_cache
+        known = list(cache._primary) if cache is not None else []
+        same = [(i, each) for i, (where, each) in enumerate(known) if where == context]
+        traced = [] if made is None else made.traces
+        if same:
+            index, causes = why(signature(asked), [signature(each) for _, each in same])
+            if index is not None and same[index][0] < len(traced):
+                trace.nearest = traced[same[index][0]]
+            return causes
+        if known or traced:
+            return context_causes(context, [where for where, _ in known])
+        if trace.group.startswith("tensorflow:") and made is not None and made.serial > 1:
+            return self._another(trace, made)
+        return []
+
+    def _another(self, trace: Trace, made: Made) -> list[Cause]:
+        """A further function object of one code."""
+        code = next(key for key, known in self._made.items() if made in known)
+        earlier = [each for each in self._made[code] if each is not made and each.traces]
+        if not earlier:
+            return []
+        self._replaced.append((trace, [(each, each.calls) for each in earlier]))
+        line = _site.name(*made.where[:2])
+        if made.bound:
+            text = f"a method of object number {made.serial} of its class, called at {line}"
+            return [Cause("instance", text)]
+        return [Cause("function", f"function object number {made.serial}, made at {line}")]
+
+    def _end(self, opened: Open, made: Made | None, program: Any, seconds: float) -> None:
+        trace = opened.trace
+        trace.seconds["trace"] = round(seconds, 6)
+        if program is None:
+            error = sys.exception()
+            trace.failed = type(error).__name__ if error is not None else "error"
+        kept = self._watcher.end(opened)
+        if made is not None and kept is not None:
+            made.kept = kept
+        if program is not None and not trace.inside:
+            self._time_first_run(program, trace)
+
+    def _time_first_run(self, program: Any, trace: Trace) -> None:
+        """The first run optimizes the graph, and may compile it; the second tells by how much."""
+        run = program._call_flat
+        times: list[float] = []
+
+        def _call_flat(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            result = run(*args, **kwargs)
+            times.append(time.perf_counter() - began)
+            if len(times) == 1:
+                trace.seconds["first_run"] = round(times[0], 6)
+            else:
+                trace.seconds["first_run"] = round(max(times[0] - times[1], 0.0), 6)
+                vars(program).pop("_call_flat", None)
+            self._watcher.log.again(trace)
+            return result
+
+        program._call_flat = _call_flat
+
+    def _compiling(self, fn: Any, made: Made, original: Any, args: Any, kwargs: Any) -> Any:
+        """XLA compiles for every shape, also without a trace."""
+        key = tuple(map(_shape, (*args, *kwargs.values())))
+        if key in made.shapes or self._watcher.open_traces():
+            return original(fn, *args, **kwargs)
+        traced, began = len(made.traces), time.perf_counter()
+        result = original(fn, *args, **kwargs)
+        seconds = time.perf_counter() - began
+        if made.shapes and len(made.traces) == traced:
+            frame = sys._getframe(2)
+            self._watcher.guarded(lambda: self._note_compiled(fn, made, key, frame, seconds))
+        made.shapes.add(key)
+        return result
+
+    def _note_compiled(
+        self, fn: Any, made: Made, key: Any, frame: FrameType, seconds: float
+    ) -> None:
+        code = code_of(innermost(fn._python_function))
+        trace = Trace(engine="tensorflow", group=made.group, what="compile", called=site(frame))
+        if code is not None:
+            trace.function, trace.defined = code.co_qualname, defined(code)
+        shapes = ", ".join(each for each in key if each)
+        trace.causes = [Cause("hidden", f"XLA compiled for {shapes}, without a trace")]
+        trace.seconds["compile"] = round(seconds, 6)
+        self._watcher.log.begin(trace)
+        self._watcher.log.note(trace)
+
+
+def _shape(value: Any) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        return ""
+    return f"{getattr(dtype, 'name', dtype)}[{','.join(map(str, shape))}]"

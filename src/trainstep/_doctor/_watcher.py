@@ -1,0 +1,230 @@
+"""Follows the traces of a process: which are open, what they do besides, what they depend on.
+
+    hook --begin--> the trace is open: what it reaches is looked at, side effects are heard
+         --end----> side effects and captured values are noted
+         --check--> a captured value has changed since
+
+Nothing here keeps a function, a model or a frame alive after a trace. An engine may find a program
+again by the function that it was made of: one that was kept would bring back an old program.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any, TypeVar
+
+from trainstep._around import reached, taken
+from trainstep._captures import Captures
+from trainstep._doctor._records import NOWHERE, Happened, Log, Note, Site, Trace
+from trainstep._doctor._sites import at
+from trainstep._effects import Observer
+from trainstep._reach import Reach
+
+Result = TypeVar("Result")
+_SYMBOLIC = {"Tracer", "SymbolicTensor"}
+
+
+class Open:
+    """A trace that is under way."""
+
+    def __init__(self, trace: Trace, fn: Any, look: Callable[[], Reach] | None) -> None:
+        self.trace = trace
+        self.observer: Observer | None = None
+        self._fn, self._look = fn, look
+        self._before: Reach | None = None
+
+    def listen(self) -> None:
+        """Looks around, and listens from now on."""
+        if self._look is not None:
+            self._before = self._look()
+            observer = Observer(self.trace.function, self._before, is_symbolic, raises=False)
+            self.observer = observer.__enter__()
+
+    def close(self) -> tuple[Observer | None, Captures | None, Any]:
+        """Stops listening; lets go of everything."""
+        observer, before = self.observer, self._before
+        if observer is not None:
+            observer.__exit__()
+        captures = None
+        if before is not None and self._look is not None and not self.trace.failed:
+            captures = taken(before, self._look())
+            captures.unwatched.clear()
+        fn = self._fn
+        self.observer = self._before = self._fn = self._look = None
+        return observer, captures, fn
+
+
+class Kept:
+    """The values around a program, with a weak hold on the function whose closure has some."""
+
+    def __init__(self, trace: Trace, captures: Captures, fn: Any) -> None:
+        self.trace, self.captures = trace, captures
+        self._fn = weak(fn)
+
+    def cells(self) -> Any:
+        """The closure of the function, as it is now; None if the function is gone."""
+        fn = self._fn()
+        if fn is None:
+            return None
+        return getattr(getattr(fn, "__func__", fn), "__closure__", None) or ()
+
+
+class Watcher:
+    """Watches a process.
+
+    Args:
+        log: Where everything is noted.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.kept: list[Kept] = []
+        self._local = threading.local()
+        self._serials: dict[str, list[weakref.ref[Any]]] = {}
+        self._failures: set[str] = set()
+        self.active = True
+
+    def open_traces(self) -> list[Open]:
+        """The traces that are open in this thread, the outermost first."""
+        stack: list[Open] | None = getattr(self._local, "stack", None)
+        if stack is None:
+            stack = self._local.stack = []
+        return stack
+
+    def begin(
+        self,
+        trace: Trace,
+        fn: Any = None,
+        values: Sequence[Any] = (),
+        uses: Callable[[], Sequence[Any]] = list,
+    ) -> Open:
+        """A trace begins.
+
+        Args:
+            trace: What is known of it.
+            fn: The user's function, if side effects and captured values matter to it.
+            values: Its arguments.
+            uses: Objects that run user code inside: models, losses.
+        """
+        stack = self.open_traces()
+        look = None if fn is None else lambda: reached(fn, values, uses)
+        opened = Open(trace, fn, None if stack else look)
+        if stack:
+            trace.inside = stack[0].trace.number
+        self.log.begin(trace)
+        stack.append(opened)
+        self.guarded(opened.listen)
+        return opened
+
+    def end(self, opened: Open) -> Kept | None:
+        """A trace has ended: what it did, and the values that its program holds."""
+        stack = self.open_traces()
+        if opened not in stack:
+            return None
+        del stack[stack.index(opened) :]
+        closed = self.guarded(opened.close)
+        self.log.note(opened.trace)
+        if closed is None:
+            return None
+        observer, captures, fn = closed
+        if observer is not None:
+            self.guarded(lambda: self._effects(opened.trace, observer))
+        if captures is None or not captures.source.text:
+            return None
+        kept = Kept(opened.trace, captures, fn)
+        self.kept.append(kept)
+        return kept
+
+    def _effects(self, trace: Trace, observer: Observer) -> None:
+        for effect in observer.found():
+            leaked = "of the trace there" in effect.value
+            self.log.note(
+                Happened(
+                    kind="leaks" if leaked else "side-effects",
+                    engine=trace.engine,
+                    function=trace.function,
+                    site=at(effect.file, effect.line),
+                    what=effect.what,
+                    detail=effect.kind,
+                    value=effect.value,
+                )
+            )
+
+    def check(self, kept: Kept, noticed: Callable[[], Site] = lambda: NOWHERE) -> None:
+        """Notes the values of a program that have changed since it was traced."""
+        cells = kept.cells()
+        if cells is None or kept.captures.holds(cells):
+            return
+        changes = list(kept.captures.changes(cells))
+        kept.captures.accept(cells)
+        for label, before, now in changes:
+            name, (file, line) = label.partition(", read at ")[0], kept.captures.sites[label]
+            self.log.note(
+                Happened(
+                    kind="stale",
+                    engine=kept.trace.engine,
+                    function=kept.trace.function,
+                    site=at(file, line) if line else kept.trace.defined,
+                    what=f"{name} has changed since it was traced: {before} -> {now}",
+                    before=before,
+                    now=now,
+                    noticed=noticed(),
+                )
+            )
+
+    def check_all(self, noticed: Callable[[], Site] = lambda: NOWHERE) -> None:
+        """The same for all programs of JAX."""
+        for kept in self.kept:
+            self.guarded(functools.partial(self.check, kept, noticed))
+
+    def finish(self) -> None:
+        """Looks for a last time. What TensorFlow runs was looked at when it was called."""
+        for kept in self.kept:
+            if kept.trace.engine == "jax":
+                self.guarded(functools.partial(self.check, kept))
+        self.kept.clear()
+
+    def serial(self, value: Any, kind: str) -> int:
+        """A number for an object, from 1 on, for as long as it lives."""
+        known = self._serials.setdefault(kind, [])
+        for number, ref in enumerate(known, 1):
+            if ref() is value:
+                return number
+        known.append(weak(value))
+        return len(known)
+
+    def guarded(self, run: Callable[[], Result]) -> Result | None:
+        """Runs something of doctor's; what goes wrong there is noted, and the script goes on."""
+        try:
+            return run()
+        except Exception as error:
+            self.failed("doctor", error)
+            return None
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Notes something of doctor's that does not work, once."""
+        text = f"{where}: {type(error).__name__}: {error}"
+        if text not in self._failures:
+            self._failures.add(text)
+            self.log.note(Note(text=f"not all was seen. {text}"))
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a value is a tensor of a trace, which has no numbers."""
+    return any(kind.__name__ in _SYMBOLIC for kind in type(value).__mro__)
+
+
+def weak(value: Any) -> Any:
+    """A weak reference; to nothing, if there can be none."""
+    try:
+        return weakref.WeakMethod(value) if isinstance(value, MethodType) else weakref.ref(value)
+    except TypeError:
+        return _nothing
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,67 @@
+"""Nested values: what is a structure, what are its children, and how one is made again."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+def structure(value: Any) -> list[tuple[str, Any]] | None:
+    """The named children of a nested value; None for a leaf."""
+    if isinstance(value, list) and not is_number_list(value):
+        return [(f"[{i}]", item) for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        return [(f".{names[i]}" if names else f"[{i}]", item) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", value[key]) for key in ordered(value)]
+    if is_record(value):
+        return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    return None
+
+
+def like(value: Any, children: list[Any]) -> Any:
+    """A structure of the same kind with other children."""
+    if isinstance(value, tuple):
+        return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
+    if isinstance(value, list):
+        return children
+    if isinstance(value, dict):
+        filled = copy.copy(value)
+        for name, child in zip(ordered(value), children, strict=True):
+            dict.__setitem__(filled, name, child)  # whatever its class makes of `update`
+        return filled
+    filled = copy.copy(value)
+    for f, child in zip(dataclasses.fields(value), children, strict=True):
+        object.__setattr__(filled, f.name, child)
+    return filled
+
+
+def ordered(names: dict[Any, Any]) -> list[Any]:
+    """The keys of a dict in one order, so that the order of writing them does not matter."""
+    try:
+        return sorted(names)
+    except TypeError:
+        return list(names)
+
+
+def is_number_list(x: list[Any]) -> bool:
+    """Whether a list is a (nested) list of numbers, which NumPy would make an array of."""
+    return bool(x) and all(
+        type(item) in (int, float, bool, complex)
+        or isinstance(item, np.generic)
+        or (type(item) is list and is_number_list(item))
+        for item in x
+    )
+
+
+def is_record(x: Any) -> bool:
+    """Whether a dataclass is a structure of values; one with compiled methods is an object."""
+    return (
+        dataclasses.is_dataclass(x)
+        and not isinstance(x, type)
+        and not any(hasattr(member, "warm_up") for member in vars(type(x)).values())
+    )
