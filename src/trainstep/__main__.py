@@ -1,4 +1,4 @@
-"""The command line: `trainstep run script.py [args]` runs a script with its models accelerated."""
+"""The command line: `trainstep run` accelerates a script, `trainstep doctor` examines one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from typing import Any
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Reads the command line and does what it says."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["doctor"]:  # which has arguments of its own, and imports no Keras
+        from trainstep._doctor._command import main as doctor
+
+        doctor(given[1:])
+        return
     parser = argparse.ArgumentParser(prog="trainstep", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a script with every compiled model accelerated")
     run.add_argument("--ledger", action="store_true", help="print every trace at the end")
     run.add_argument("script", type=Path, help="the Python file to run")
     run.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
-    options = parser.parse_args(arguments)
+    commands.add_parser("doctor", help="run a script, and tell what it traced, and why")
+    options = parser.parse_args(given)
     if not options.script.is_file():
         parser.error(f"there is no file {options.script}")
     run_script(options.script, options.args, show_ledger=options.ledger)

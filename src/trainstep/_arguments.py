@@ -26,8 +26,7 @@ import numpy as np
 
 from trainstep._engines import Engine
 from trainstep._errors import ArgumentError, ForeignTraceError
-from trainstep._signature import Part
-from trainstep._spec import array_text
+from trainstep._signature import Part, array_text
 from trainstep._structure import is_number_list, is_record, like, ordered, structure
 
 _PLAIN_VALUES = (bool, str, bytes, type(None), type(Ellipsis), range, frozenset)

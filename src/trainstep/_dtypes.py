@@ -19,8 +19,7 @@ from keras import ops
 
 from trainstep._arguments import Arguments, Key
 from trainstep._errors import ArgumentError
-from trainstep._signature import Part
-from trainstep._spec import array_text
+from trainstep._signature import Part, array_text
 
 Entry = Any  # of a key: the dtype of an array, or the type and dtype of a Python number
 _AS_IS: list[Entry] = []

@@ -16,8 +16,7 @@ import keras
 import numpy as np
 
 from trainstep._shapes import BATCH
-from trainstep._signature import Part
-from trainstep._spec import array_text
+from trainstep._signature import Part, array_text
 
 Shape = tuple[int, ...]
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from trainstep._errors import ArgumentError
-from trainstep._spec import Spec, array_text
+from trainstep._signature import array_text
+from trainstep._spec import Spec
 from trainstep._structure import like, structure
 
 _KINDS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # what each can stand for, and all below

@@ -118,3 +118,8 @@ def distinct(names: Iterable[str]) -> list[str]:
         count[name] = count.get(name, 0) + 1
         distinct.append(name if count[name] == 1 else f"{name} ({count[name]})")
     return distinct
+
+
+def array_text(shape: Sequence[int | str | None], dtype: str) -> str:
+    """`float32[32,4]`, with `?` or a name for any size."""
+    return f"{dtype}[{','.join('?' if d is None else str(d) for d in shape)}]"

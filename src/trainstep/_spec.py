@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from trainstep._errors import ArgumentError
+from trainstep._signature import array_text
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,6 @@ class Spec:
         """The same with sizes in place of names and None."""
         known = [size if isinstance(size, int) else size_of(size) for size in self.shape]
         return Spec(tuple(known), self.dtype, self.name)
-
-
-def array_text(shape: Sequence[int | str | None], dtype: str) -> str:
-    """`float32[32,4]`, with `?` or a name for any size."""
-    return f"{dtype}[{','.join('?' if d is None else str(d) for d in shape)}]"
 
 
 def check(

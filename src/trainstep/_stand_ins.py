@@ -124,11 +124,6 @@ def _telling(original: Any, kind: str, called: str) -> Any:
     return found
 
 
-def is_print(fn: Any) -> bool:
-    """Whether a function stands in for `print`."""
-    return getattr(fn, "stands_for", None) == "print"
-
-
 @functools.cache
 def _clocks() -> list[tuple[Any, Any]]:
     """The module `datetime` and its classes, each with its stand-in."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from typing import Any
 
 from trainstep._doctor._watcher import weak
-from trainstep._places import member
 
 _INNER = ("__wrapped__", "_python_function", "func")
 
@@ -21,7 +21,7 @@ def innermost(fn: Any) -> Any:
         fn = inner
     if isinstance(fn, (types.FunctionType, types.MethodType)):
         return fn
-    call = member(fn, "__call__")
+    call = inspect.getattr_static(type(fn), "__call__", None)
     return types.MethodType(call, fn) if isinstance(call, types.FunctionType) else fn
 
 

@@ -23,8 +23,7 @@ from trainstep._doctor._records import Cause, Site, Trace
 from trainstep._doctor._sites import defined, is_ours, outwards, site
 from trainstep._doctor._watcher import Open, Watcher
 from trainstep._doctor._why import why
-from trainstep._signature import Part, Signature
-from trainstep._spec import array_text
+from trainstep._signature import Part, Signature, array_text
 
 _PHASES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
@@ -154,7 +153,7 @@ class Jax:
             trace.function, trace.defined = code.co_qualname, defined(code)
         step = self._keras.step(code, frame)
         if step is None and (code is None or not _site.is_users_file(code)):
-            trace.what, trace.group = "small", f"jax:{name}"
+            trace.what, trace.group, trace.function = "small", f"jax:{name}", name
             return self._watcher.begin(trace)
         signature = _signature(found)
         trace.signature = str(signature)

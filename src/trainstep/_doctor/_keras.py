@@ -16,7 +16,6 @@ from trainstep._doctor._patches import Patches
 from trainstep._doctor._records import Cause, Happened, Site, Span, Trace
 from trainstep._doctor._sites import keras_call, site
 from trainstep._doctor._watcher import Watcher
-from trainstep._places import member
 
 _TRAINERS = {
     "jax": "JAXTrainer",
@@ -204,7 +203,7 @@ class Step:
 def _uses(model: Any) -> list[Any]:
     found = [model, getattr(model, "optimizer", None)]
     for name in _STEPS:
-        own = member(model, name)
+        own = getattr(type(model), name, None)
         if isinstance(own, types.FunctionType) and _site.is_users_file(own.__code__):
             found.append(types.MethodType(own, model))
     metrics = getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)

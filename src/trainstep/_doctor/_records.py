@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 
 class Site(NamedTuple):
@@ -194,12 +194,14 @@ class Log:
     """The records of one process.
 
     Args:
-        file: Where each is written at once, if anywhere.
+        path: A file that each is written to at once, if any.
     """
 
-    def __init__(self, file: IO[str] | None = None) -> None:
+    def __init__(self, path: str | None = None) -> None:
         self.records: list[Any] = []
-        self._file = file
+        # A line is one write to the end of the file, whatever process it comes from.
+        mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        self._file = None if path is None else os.open(path, mode, 0o644)
         self._began = time.perf_counter()
         self._numbers = 0
         self._lock = threading.RLock()
@@ -230,14 +232,13 @@ class Log:
 
     def _write(self, record: Record) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(to_dict(record)) + "\n")
-            self._file.flush()
+            os.write(self._file, (json.dumps(to_dict(record)) + "\n").encode())
 
     def close(self) -> None:
         """No more is written."""
         with self._lock:
             if self._file is not None:
-                self._file.close()
+                os.close(self._file)
                 self._file = None
 
 

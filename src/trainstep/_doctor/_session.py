@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import IO
 
 from trainstep._doctor._diagnosis import diagnose
 from trainstep._doctor._jax import Jax
@@ -33,11 +32,11 @@ class Doctor:
 
     Args:
         command: What is run, for the report.
-        file: Where each record is written as it is made.
+        path: A file that each record is written to as it is made.
     """
 
-    def __init__(self, command: Sequence[str] = (), file: IO[str] | None = None) -> None:
-        self.log = Log(file)
+    def __init__(self, command: Sequence[str] = (), path: str | None = None) -> None:
+        self.log = Log(path)
         self._watcher = Watcher(self.log)
         self._patches = Patches(self._watcher.failed)
         self._keras = Keras(self._watcher)
@@ -45,6 +44,7 @@ class Doctor:
         self._jax = Jax(self._watcher, self._keras)
         self._command = list(command)
         self._running = False
+        self.error = ""  # that the script ended in
 
     def start(self) -> Doctor:
         """Begins to watch."""
@@ -55,7 +55,7 @@ class Doctor:
         self._jax.install(self._patches)
         return self
 
-    def stop(self, error: str = "") -> None:
+    def stop(self) -> None:
         """Looks around for a last time, and lets go of everything."""
         if not self._running:
             return
@@ -65,7 +65,7 @@ class Doctor:
         self._watcher.guarded(self._keras.eager.finish)
         self._watcher.guarded(self._tensorflow.finish)
         self._watcher.finish()
-        self.log.note(End(versions=versions(), error=error))
+        self.log.note(End(versions=versions(), error=self.error))
         self.log.close()
 
     @property
@@ -82,7 +82,8 @@ class Doctor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop("" if error is None else f"{type(error).__name__}: {error}")
+        self.error = "" if error is None else f"{type(error).__name__}: {error}"
+        self.stop()
 
     def __str__(self) -> str:
         from trainstep._doctor._text import text

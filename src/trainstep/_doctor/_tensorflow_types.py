@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainstep._doctor._records import Cause
-from trainstep._signature import Part, Signature
-from trainstep._spec import array_text
+from trainstep._signature import Part, Signature, array_text
 
 _WIDE = 60
 

@@ -15,21 +15,26 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import MethodType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainstep._around import reached, taken
-from trainstep._captures import Captures
 from trainstep._doctor._records import NOWHERE, Happened, Log, Note, Site, Trace
 from trainstep._doctor._sites import at
-from trainstep._effects import Observer
-from trainstep._reach import Reach
+
+if TYPE_CHECKING:
+    from trainstep._captures import Captures
+    from trainstep._effects import Observer
+    from trainstep._reach import Reach
 
 Result = TypeVar("Result")
 _SYMBOLIC = {"Tracer", "SymbolicTensor"}
 
 
 class Open:
-    """A trace that is under way."""
+    """A trace that is under way.
+
+    What looks around is imported with the first: it needs NumPy, and a script may have something to
+    say before NumPy is imported.
+    """
 
     def __init__(self, trace: Trace, fn: Any, look: Callable[[], Reach] | None) -> None:
         self.trace = trace
@@ -40,6 +45,8 @@ class Open:
     def listen(self) -> None:
         """Looks around, and listens from now on."""
         if self._look is not None:
+            from trainstep._effects import Observer
+
             self._before = self._look()
             observer = Observer(self.trace.function, self._before, is_symbolic, raises=False)
             self.observer = observer.__enter__()
@@ -49,6 +56,8 @@ class Open:
         observer, before = self.observer, self._before
         if observer is not None:
             observer.__exit__()
+        from trainstep._around import taken
+
         captures = None
         if before is not None and self._look is not None and not self.trace.failed:
             captures = taken(before, self._look())
@@ -111,7 +120,7 @@ class Watcher:
             uses: Objects that run user code inside: models, losses.
         """
         stack = self.open_traces()
-        look = None if fn is None else lambda: reached(fn, values, uses)
+        look = None if fn is None else functools.partial(_reached, fn, values, uses)
         opened = Open(trace, fn, None if stack else look)
         if stack:
             trace.inside = stack[0].trace.number
@@ -211,6 +220,12 @@ class Watcher:
         if text not in self._failures:
             self._failures.add(text)
             self.log.note(Note(text=f"not all was seen. {text}"))
+
+
+def _reached(fn: Any, values: Sequence[Any], uses: Callable[[], Sequence[Any]]) -> Reach:
+    from trainstep._around import reached
+
+    return reached(fn, values, uses)
 
 
 def is_symbolic(value: Any) -> bool:

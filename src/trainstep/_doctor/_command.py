@@ -1,0 +1,181 @@
+"""`trainstep doctor [options] script.py [args]`: runs a script, and reports when all is over."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import functools
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainstep import _scripts
+from trainstep._advice import FINDINGS
+from trainstep._doctor import _children
+from trainstep._doctor._diagnosis import diagnose
+from trainstep._doctor._records import read
+from trainstep._doctor._report import Report
+from trainstep._doctor._session import Doctor
+
+USAGE = (
+    "trainstep doctor [options] script.py [args ...]\n"
+    "       trainstep doctor [options] -m module [args ...]\n"
+    "       trainstep doctor report [options] FILE.jsonl"
+)
+_WITH_VALUE = ("--json", "--html", "--log", "--max-retraces", "--fail-on")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Reads the command line and does what it says."""
+    mine, target, args = _split(arguments)
+    parser = _parser()
+    options = parser.parse_args(mine)
+    options.fail_on = _kinds(parser, options.fail_on)
+    if not target:
+        parser.error("name a script to run")
+    if target[0] == "report":
+        again = parser.parse_args([*mine, *args[:-1]]) if len(args) > 1 else options
+        again.fail_on = again.fail_on if isinstance(again.fail_on, list) else options.fail_on
+        _show_file(parser, args[-1] if args else "", again)
+    elif target[0] != "-m" and not Path(target[0]).is_file():
+        parser.error(f"there is no file {target[0]}")
+    else:
+        _run(target, args, options)
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Our options, what to run, and its own arguments."""
+    mine: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "-m":
+            return mine, ["-m", *rest[:1]], rest[1:]
+        if not word.startswith("-"):
+            return mine, [word], rest
+        mine.append(word)
+        if word in _WITH_VALUE and rest:
+            mine.append(rest.pop(0))
+    return mine, [], []
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trainstep doctor",
+        usage=USAGE,
+        description="Runs a training script, and tells what it traced and compiled, and why.",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--html", metavar="FILE", help="write the report as a page")
+    parser.add_argument("--log", metavar="FILE", help="write records as they are made, as JSONL")
+    parser.add_argument(
+        "--max-retraces", metavar="N", type=int, help="exit with 1 if there are more"
+    )
+    parser.add_argument(
+        "--fail-on",
+        metavar="KIND,...",
+        default="",
+        help=f"exit with 1 if there is a finding of a kind: {', '.join(FINDINGS)}",
+    )
+    return parser
+
+
+def _kinds(parser: argparse.ArgumentParser, text: str) -> list[str]:
+    kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
+    for kind in kinds:
+        if kind not in FINDINGS:
+            known = ", ".join(FINDINGS)
+            parser.error(f"--fail-on: there is no kind {kind!r}; the kinds are {known}")
+    return kinds
+
+
+def _run(target: Sequence[str], args: Sequence[str], options: argparse.Namespace) -> None:
+    """Runs the script. The report comes when Python ends: after its threads and its `atexit`."""
+    folder = _children.prepare()
+    doctor = Doctor([*target, *args], options.log)
+    ending = _Ending(doctor, folder, options)
+    atexit.register(ending)
+    doctor.start()
+    try:
+        if target[0] == "-m":
+            _scripts.run_module(target[1] if len(target) > 1 else "", args)
+        else:
+            _scripts.run_script(target[0], args)
+    except BaseException as error:
+        doctor.error = "" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+        ending.code = _scripts.exit_code(error)
+    sys.exit(ending.code)
+
+
+class _Ending:
+    """What is done when the script has ended."""
+
+    def __init__(self, doctor: Doctor, folder: str, options: argparse.Namespace) -> None:
+        self._doctor, self._folder, self._options = doctor, folder, options
+        self._process = os.getpid()
+        self.code = 0
+
+    def __call__(self) -> None:
+        if os.getpid() != self._process:  # a child that was forked
+            return
+        self._doctor.stop()
+        records = [*self._doctor.log.records, *_children.records(self._folder)]
+        shutil.rmtree(self._folder, ignore_errors=True)
+        failed = show(diagnose(records), self._options)
+        if self.code == 128 + signal.SIGINT:  # as Python ends itself then
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        if failed and not self.code:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # the only way to another code from here
+
+
+def show(report: Report, options: argparse.Namespace) -> bool:
+    """Shows a report in all the ways that were asked for; whether it fails a gate."""
+    from trainstep._doctor._page import page
+    from trainstep._doctor._text import text
+
+    sys.stdout.flush()
+    width = shutil.get_terminal_size((100, 24)).columns
+    print(text(report, width=min(width, 120), color=sys.stderr.isatty()), file=sys.stderr)
+    outputs = {
+        options.json: functools.partial(json.dumps, report.to_dict(), indent=2),
+        options.html: functools.partial(page, report),
+    }
+    for file, made in outputs.items():
+        if file:
+            try:
+                Path(file).write_text(made(), encoding="utf-8")
+            except OSError as error:
+                print(f"trainstep doctor: could not write {file}: {error}", file=sys.stderr)
+    return any(_failures(report, options))
+
+
+def _failures(report: Report, options: argparse.Namespace) -> list[str]:
+    found = []
+    limit = options.max_retraces
+    if limit is not None and report.retraces > limit:
+        found.append(f"{report.retraces} retraces, and --max-retraces is {limit}")
+    for kind in options.fail_on:
+        count = sum(finding.kind == kind for finding in report.findings)
+        if count:
+            found.append(f"{count} findings of kind {kind}")
+    for each in found:
+        print(f"trainstep doctor: failed: {each}", file=sys.stderr)
+    return found
+
+
+def _show_file(parser: argparse.ArgumentParser, file: str, options: argparse.Namespace) -> None:
+    """Reports on records that were written, after a crash or a kill."""
+    if not Path(file).is_file():
+        parser.error(f"there is no file {file!r}; name one that --log wrote")
+    with open(file, encoding="utf-8", errors="replace") as lines:
+        records = read(lines)
+    if not records:
+        parser.error(f"there is no record in {file!r}; name a file that --log wrote")
+    sys.exit(1 if show(diagnose(records), options) else 0)

@@ -1,0 +1,76 @@
+"""Runs a script or a module as Python itself would."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import signal
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def run_script(script: str, args: Sequence[str]) -> None:
+    """Runs a file as `__main__`."""
+    path = os.path.abspath(script)
+    code = compile(Path(path).read_bytes(), path, "exec")
+    main = types.ModuleType("__main__")
+    vars(main).update(__file__=path, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = main
+    sys.argv[:] = [script, *args]
+    sys.path[0] = os.path.dirname(os.path.realpath(path))
+    exec(code, vars(main))
+
+
+def run_module(name: str, args: Sequence[str]) -> None:
+    """Runs a module as `python -m` does."""
+    sys.argv[:] = [name, *args]
+    sys.path[0] = os.getcwd()
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def exit_code(error: BaseException | None) -> int:
+    """The code that Python exits with after an error, which is shown as Python shows it."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    without_ours(error)
+    sys.excepthook(type(error), error, error.__traceback__)
+    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def without_ours(error: BaseException) -> None:
+    """Takes the frames of trainstep's out of the traceback of an error, and of those behind it."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        found = todo.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        found.__traceback__ = _cut(found.__traceback__)
+        todo += [found.__cause__, found.__context__]
+
+
+def _cut(traceback: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    while traceback is not None:
+        if not _is_ours(traceback):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    for one, after in zip(kept, [*kept[1:], None], strict=True):
+        one.tb_next = after
+    return kept[0] if kept else None
+
+
+def _is_ours(traceback: TracebackType) -> bool:
+    return traceback.tb_frame.f_code.co_filename.startswith(_HERE)
