@@ -58,6 +58,7 @@ class Effect:
     file: str
     line: int
     value: str = ""
+    leaks: bool = False  # whether a tensor of the trace is left somewhere
 
     @property
     def site(self) -> str:

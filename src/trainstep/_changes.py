@@ -34,13 +34,14 @@ class Changes:
         """What is different now."""
         for place, look, before in self._looks:
             after = look()
-            if _same(before, after):
+            if _same(before, after) or _is_made_once(before, after):
                 continue
             if isinstance(before, str):
                 yield Effect("random", f"draws from {place.label}", place.file, place.line)
                 continue
             left = self._left(before, after)
-            yield Effect("write", f"changes {place.label}", place.file, place.line, left)
+            what = f"changes {place.label}"
+            yield Effect("write", what, place.file, place.line, left, bool(left))
 
     def forget(self) -> None:
         """Lets go of everything."""
@@ -192,6 +193,13 @@ def _looks(reach: Reach) -> Iterator[tuple[Place, _Look]]:
             yield found, _Look(place.value)
         elif number in lines and place.value.nbytes <= _COMPARED:
             yield found, _Array(place.value)
+
+
+def _is_made_once(before: Any, after: Any) -> bool:
+    """Whether a variable was made where there was none, which is meant to happen once."""
+    if len(before) != 1 or not (before[0] is None or before[0] is GONE):
+        return False
+    return hasattr(after[0], "assign") and hasattr(after[0], "dtype")
 
 
 def _same(before: Any, after: Any) -> bool:

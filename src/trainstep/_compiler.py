@@ -251,6 +251,7 @@ class Compiler:
             site=call.site,
             advice=self._sized.advice(pattern, against)
             or trace_advice(change.kind for change in changes),
+            kinds=tuple(change.kind for change in changes),
         )
         return signature, event
 

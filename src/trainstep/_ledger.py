@@ -13,8 +13,9 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import Protocol, overload
 
+from trainstep._advice import Effect
 from trainstep._signature import Signature
 
 log = logging.getLogger("trainstep")
@@ -43,6 +44,7 @@ class TraceEvent:
         when: The moment, in seconds since the epoch.
         effects: What the step did in Python that it will not do again, each with its line.
         from_disk: Whether the program came from the engine's cache on disk.
+        kinds: The kind of each of the changes, a key of `_cures.CURES`.
     """
 
     index: int
@@ -61,6 +63,7 @@ class TraceEvent:
     from_disk: bool = False
     effects: tuple[str, ...] = ()
     when: float = 0.0
+    kinds: tuple[str, ...] = ()
 
     @property
     def runs_python(self) -> bool:
@@ -131,6 +134,8 @@ class Ledger(Events):
             event.trace_seconds,
             event.compile_seconds,
         )
+        for listener in listeners:
+            listener.traced(self, event)
         return event.index
 
     def add_compile_seconds(self, index: int, seconds: float) -> None:
@@ -143,6 +148,23 @@ class Ledger(Events):
         self._events[index - 1] = replace(self._events[index - 1], compiler=compiler)
 
 
+class Listener(Protocol):
+    """Who is told of all functions."""
+
+    def traced(self, ledger: Ledger, event: TraceEvent) -> None:
+        """Told of an entry."""
+        ...
+
+    def affected(self, function: str, effect: Effect) -> None:
+        """Told of Python that ran while a function was traced."""
+        ...
+
+    def stale(self, function: str, changes: Sequence[tuple[str, str, str]]) -> None:
+        """Told of values that a function holds and that have changed since."""
+        ...
+
+
+listeners: list[Listener] = []
 _registry: list[weakref.ref[Ledger]] = []
 _registry_lock = threading.Lock()
 

@@ -34,6 +34,7 @@ from trainstep._errors import (
     TrainstepError,
 )
 from trainstep._findings import hearing, judged
+from trainstep._ledger import listeners
 from trainstep._outputs import Build, take_out
 from trainstep._parameters import Parameters
 from trainstep._pattern import Pattern, enlarged
@@ -211,6 +212,8 @@ class Tracer:
         for effect in effects:
             message = effect.message(self._name)
             warnings.warn_explicit(message, SideEffectWarning, effect.file, effect.line)
+            for listener in listeners:
+                listener.affected(self._name, effect)
 
     def _captures(self, values: Sequence[Any], before: Reach) -> Captures:
         """The values that the step took from around it, and did not change itself."""
@@ -236,6 +239,8 @@ class Tracer:
 
     def _tell_stale(self, changes: list[tuple[str, str, str]]) -> None:
         """Raises or warns of values that have changed since the trace."""
+        for listener in listeners:
+            listener.stale(self._name, changes)
         listed = "; ".join(f"{label}: {before} -> {now}" for label, before, now in changes)
         message = (
             f"`{self._name}`: a value that the step took from around it has changed.\n"

@@ -75,8 +75,9 @@ def _add_trace(
             process=trace.process,
         )
     mode = (*key, trace.mode)
-    avoidable = bool(trace.causes) or mode in modes
-    modes.add(mode)
+    avoidable = not trace.failed and (bool(trace.causes) or mode in modes)
+    if not trace.failed:
+        modes.add(mode)
     if avoidable and not trace.causes:
         trace.causes = [Cause("unknown", "nothing that doctor can see differs")]
     needed = {cause.kind for cause in trace.causes} == {"mode"}

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainstep import _site
 from trainstep._doctor._functions import Objects, code_of, innermost
-from trainstep._doctor._keras import Keras
+from trainstep._doctor._keras import Keras, in_words
 from trainstep._doctor._patches import Patches
 from trainstep._doctor._records import Cause, Site, Trace
 from trainstep._doctor._sites import defined, is_ours, outwards, site
@@ -155,26 +155,32 @@ class Jax:
         if step is None and (code is None or not _site.is_users_file(code)):
             trace.what, trace.group, trace.function = "small", f"jax:{name}", name
             return self._watcher.begin(trace)
-        signature = _signature(found)
+        signature = _signature(found, [] if step is None else step.parts())
         trace.signature = str(signature)
         number, new = self._objects.number(fn)
+        made: list[Cause] = []
         if step is not None:
             step.describe(trace)
-            trace.causes = step.causes() if new else []
+            made = step.causes(new=new)
         else:
             trace.group = f"jax:{trace.defined.file}:{trace.defined.line}:{trace.function}"
             if new and number > 1 and self._objects.is_own(fn):
                 trace.group += f"#{number}"
             elif new and number > 1:
-                trace.causes = [Cause("function", f"function object number {number} of one `def`")]
-        uses = list if step is None else step.uses
-        opened = self._watcher.begin(trace, fn, _values(found), uses)
-        self._compare(trace, signature, number, new)
+                made = [Cause("function", f"function object number {number} of one definition")]
+        opened = self._watcher.begin(trace, fn, _values(found), list if step is None else step.uses)
+        self._compare(trace, signature, number, made)
+        if step is not None:
+            trace.signature = in_words(trace.signature)
+            trace.causes = [Cause(kind, in_words(text)) for kind, text in trace.causes]
         return opened
 
-    def _compare(self, trace: Trace, signature: Signature, number: int, new: bool) -> None:
+    def _compare(self, trace: Trace, signature: Signature, number: int, made: list[Cause]) -> None:
         earlier = self._signatures.setdefault((trace.group, number), [])
-        if not new:
+        if made:
+            earlier.clear()
+            trace.causes = made
+        elif earlier:
             index, causes = why(signature, [each for each, _ in earlier])
             trace.nearest = 0 if index is None else earlier[index][1]
             trace.causes = causes or [Cause("context", "the same arguments under another setting")]
@@ -186,7 +192,7 @@ class Jax:
         trace.seconds["trace"] = round(seconds, 6)
         if error is not None and error is not pending.error:
             trace.failed = type(error).__name__
-        self._watcher.check_all(functools.partial(_called, trace))
+        self._watcher.check_jax(functools.partial(_called, trace))
         self._watcher.end(pending.opened)
         self._thread.recent.append((pending.name, trace))
         del self._thread.recent[:-_RECENT]
@@ -218,7 +224,7 @@ def _values(found: dict[str, Any]) -> list[Any]:
     return list(found.get("args") or ())
 
 
-def _signature(found: dict[str, Any]) -> Signature:
+def _signature(found: dict[str, Any], more: list[Part]) -> Signature:
     """What a trace is for, out of the frame that makes it."""
     info, args, kwargs = found.get("ji"), found.get("args") or (), found.get("kwargs") or {}
     debug = found.get("dbg") or found.get("debug_info")
@@ -229,11 +235,11 @@ def _signature(found: dict[str, Any]) -> Signature:
     static |= {name: kwargs[name] for name in _static(info, "names") if name in kwargs}
     parts = [Part(name, _short(value), "static", _short(value)) for name, value in static.items()]
     tree = str(getattr(found.get("avals_ft") or found.get("args_ft"), "tree", ""))
-    parts.append(Part("structure", _tree(tree), "structure", tree))
+    parts.append(Part("structure of the arguments", _tree(tree), "structure", tree))
     for index, aval in enumerate(found.get("avals") or found.get("in_type") or ()):
         label = names[index] if index < len(names) and names[index] else f"array {index}"
         parts.append(_array(label, getattr(aval, "aval", aval)))
-    return Signature(parts)
+    return Signature([*parts, *more])
 
 
 def _static(info: Any, kind: str) -> tuple[Any, ...]:
@@ -256,5 +262,4 @@ def _short(value: Any) -> str:
 
 
 def _tree(text: str) -> str:
-    text = text.removeprefix("PyTreeDef(").removesuffix(")")
-    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."
+    return text.removeprefix("PyTreeDef(").removesuffix(")")

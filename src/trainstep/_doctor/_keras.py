@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from trainstep._doctor._patches import Patches
 from trainstep._doctor._records import Cause, Happened, Site, Span, Trace
 from trainstep._doctor._sites import keras_call, site
 from trainstep._doctor._watcher import Watcher
+from trainstep._signature import Part
 
 _TRAINERS = {
     "jax": "JAXTrainer",
@@ -31,6 +33,13 @@ _METHODS = (
     "predict_on_batch",
 )
 _STEPS = ("train_step", "test_step", "predict_step")
+_WORDS = [
+    (re.compile(r"\bdata\[0\]"), "x"),
+    (re.compile(r"\bdata\[1\]"), "y"),
+    (re.compile(r"\bdata\[2\]"), "sample_weight"),
+    (re.compile(r"\bdata(?=:)"), "the batch"),
+    (re.compile(r"\bstate(?=\[)"), "variables"),
+]
 Flags = dict[str, bool]
 
 
@@ -41,7 +50,7 @@ class Compiled:
         self.sites: list[Site] = []
         self.flags: Flags = {}
         self.told: set[str] = set()
-        self.roles: dict[str, int] = {}  # how often its functions were made, by role
+        self.traced: dict[str, int] = {}  # how often it was compiled before its last trace, by role
 
 
 class Keras:
@@ -116,7 +125,10 @@ class Keras:
     def _look(self, engine: str, method: str, model: Any, frame: FrameType) -> None:
         """What has changed since a model was compiled or traced."""
         if engine == "jax":  # TensorFlow's functions are looked at when they are called
-            self._watcher.check_all(lambda: site(frame))
+            roles = ("train", "test") if method == "fit" else (_sites.ROLES[method],)
+            serial = self._watcher.serial(model, "model")
+            for role in roles:
+                self._watcher.check_group(f"keras:{serial}:{role}", lambda: site(frame))
         if _sites.ROLES[method] == "train":
             self._frozen(engine, model, frame)
 
@@ -166,16 +178,18 @@ class Keras:
             return None
         return Step(self, called, self._watcher.serial(called.model, "model"))
 
-    def made(self, model: Any, role: str) -> list[Cause]:
-        """Keras has made a function for a model: why, if it had one."""
+    def causes(self, model: Any, role: str, *, new: bool) -> list[Cause]:
+        """Why a function of a model is traced, if it is because Keras made it again."""
         found = self._of(model)
-        found.roles[role] = found.roles.get(role, 0) + 1
-        if found.roles[role] == 1:
+        before, now = found.traced.get(role), len(found.sites)
+        found.traced[role] = now
+        if before is None:
             return []
-        if len(found.sites) > 1:
+        if now > max(before, 1):
             line = _site.name(*found.sites[-1][:2])
             return [Cause("compile", f"`compile()` was called again at {line}")]
-        return [Cause("function", f"Keras was made to make its {role} function again")]
+        made = Cause("function", f"Keras was made to make its {role} function again")
+        return [made] if new else []
 
 
 class Step:
@@ -190,14 +204,28 @@ class Step:
         trace.group = f"keras:{self._serial}:{self._called.role}"
         trace.via, trace.mode = self._called.via, self._called.role
 
-    def causes(self) -> list[Cause]:
-        """Why Keras made it."""
-        return self._keras.made(self._called.model, self._called.role)
+    def causes(self, *, new: bool) -> list[Cause]:
+        """Why it is traced, if it is because Keras made it again; `new`: a new function object."""
+        return self._keras.causes(self._called.model, self._called.role, new=new)
+
+    def parts(self) -> list[Part]:
+        """Which layers are trained, for a signature."""
+        if self._called.role != "train":
+            return []
+        found = flags(self._called.model).items()
+        return [Part(f"trainable of layer {p!r}", str(f), "flag", f) for p, f in found]
 
     @property
     def uses(self) -> Callable[[], Sequence[Any]]:
         """What finds the objects whose code Keras runs in it."""
         return functools.partial(_uses, self._called.model)
+
+
+def in_words(text: str) -> str:
+    """A text about what Keras hands its functions, in the words of the user's call."""
+    for pattern, word in _WORDS:
+        text = pattern.sub(word, text)
+    return text
 
 
 def _uses(model: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from types import TracebackType
 from trainstep._doctor._diagnosis import diagnose
 from trainstep._doctor._jax import Jax
 from trainstep._doctor._keras import Keras
+from trainstep._doctor._ours import Ours
 from trainstep._doctor._patches import Patches
 from trainstep._doctor._records import End, Log, Start
 from trainstep._doctor._report import Report
@@ -42,6 +43,7 @@ class Doctor:
         self._keras = Keras(self._watcher)
         self._tensorflow = TensorFlow(self._watcher, self._keras)
         self._jax = Jax(self._watcher, self._keras)
+        self._ours = Ours(self._watcher)
         self._command = list(command)
         self._running = False
         self.error = ""  # that the script ended in
@@ -53,6 +55,7 @@ class Doctor:
         self._keras.install(self._patches)
         self._tensorflow.install(self._patches)
         self._jax.install(self._patches)
+        self._ours.install(self._patches)
         return self
 
     def stop(self) -> None:
@@ -64,7 +67,7 @@ class Doctor:
         self._watcher.active = False
         self._watcher.guarded(self._keras.eager.finish)
         self._watcher.guarded(self._tensorflow.finish)
-        self._watcher.finish()
+        self._watcher.check_jax()
         self.log.note(End(versions=versions(), error=self.error))
         self.log.close()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from trainstep import _site
 from trainstep._doctor._functions import code_of, innermost
-from trainstep._doctor._keras import Keras
+from trainstep._doctor._keras import Keras, in_words
 from trainstep._doctor._patches import Patches
 from trainstep._doctor._records import Calls, Cause, Site, Trace
 from trainstep._doctor._sites import defined, is_ours, outwards, site
@@ -127,13 +127,9 @@ class TensorFlow:
                 traced = len(made.traces)
                 result = original(fn, *args, **kwargs)
                 kept = made.kept
-                if kept is not None and traced == len(made.traces):
-                    cells = kept.cells()
-                    if cells is not None and not kept.captures.holds(cells):
-                        frame = sys._getframe(1)
-                        self._watcher.guarded(
-                            lambda: self._watcher.check(kept, functools.partial(site, frame))
-                        )
+                if kept is not None and traced == len(made.traces) and not kept.holds():
+                    noticed = functools.partial(site, sys._getframe(1))
+                    self._watcher.guarded(lambda: self._watcher.check(kept, noticed))
                 return result
 
             return _call
@@ -214,7 +210,7 @@ class TensorFlow:
             trace.function, trace.defined = code.co_qualname, defined(code)
         step = self._keras.step(code, frame)
         if step is None and (code is None or not _site.is_users_file(code)):
-            trace.what, trace.group = "small", f"tensorflow:{options.name}"
+            trace.what, trace.group, trace.function = "small", "tensorflow", options.name
             return self._watcher.begin(trace), None
         found = frame.f_locals
         asked = found["lookup_func_type"]
@@ -227,8 +223,11 @@ class TensorFlow:
         if asked != kind:
             wider = relaxed(kind, asked)
             trace.note = f"TensorFlow then traced a version for any such size: {wider}"
-        if not trace.causes and step is not None and not (made is not None and made.traces):
-            trace.causes = step.causes()
+        if step is not None:
+            again = step.causes(new=made is not None and not made.traces)
+            trace.causes = trace.causes or again
+            trace.signature = in_words(trace.signature)
+            trace.causes = [Cause(kind, in_words(text)) for kind, text in trace.causes]
         uses = list if step is None else step.uses
         opened = self._watcher.begin(trace, fn, list(found.get("args", ())), uses)
         if made is not None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from trainstep._advice import Effect
 from trainstep._doctor._records import NOWHERE, Happened, Log, Note, Site, Trace
 from trainstep._doctor._sites import at
 
@@ -72,7 +73,13 @@ class Kept:
 
     def __init__(self, trace: Trace, captures: Captures, fn: Any) -> None:
         self.trace, self.captures = trace, captures
+        self.over = False  # whether something is gone, and the program with it
         self._fn = weak(fn)
+
+    def holds(self) -> bool:
+        """Whether all values are as they were, or nobody can tell any more."""
+        cells = None if self.over else self.cells()
+        return cells is None or self.captures.holds(cells)
 
     def cells(self) -> Any:
         """The closure of the function, as it is now; None if the function is gone."""
@@ -150,27 +157,17 @@ class Watcher:
 
     def _effects(self, trace: Trace, observer: Observer) -> None:
         for effect in observer.found():
-            leaked = "of the trace there" in effect.value
-            self.log.note(
-                Happened(
-                    kind="leaks" if leaked else "side-effects",
-                    engine=trace.engine,
-                    function=trace.function,
-                    site=at(effect.file, effect.line),
-                    what=effect.what,
-                    detail=effect.kind,
-                    value=effect.value,
-                )
-            )
+            self.log.note(side_effect(trace.engine, trace.function, effect))
 
     def check(self, kept: Kept, noticed: Callable[[], Site] = lambda: NOWHERE) -> None:
         """Notes the values of a program that have changed since it was traced."""
-        cells = kept.cells()
-        if cells is None or kept.captures.holds(cells):
+        if kept.holds():
             return
+        cells = kept.cells()
         changes = list(kept.captures.changes(cells))
+        kept.over = any(now == "gone" for _, _, now in changes)
         kept.captures.accept(cells)
-        for label, before, now in changes:
+        for label, before, now in [] if kept.over else changes:
             name, (file, line) = label.partition(", read at ")[0], kept.captures.sites[label]
             self.log.note(
                 Happened(
@@ -185,17 +182,20 @@ class Watcher:
                 )
             )
 
-    def check_all(self, noticed: Callable[[], Site] = lambda: NOWHERE) -> None:
-        """The same for all programs of JAX."""
+    def check_group(self, group: str, noticed: Callable[[], Site]) -> None:
+        """The same for all programs of a function."""
         for kept in self.kept:
-            self.guarded(functools.partial(self.check, kept, noticed))
+            if kept.trace.group == group:
+                self.guarded(functools.partial(self.check, kept, noticed))
 
-    def finish(self) -> None:
-        """Looks for a last time. What TensorFlow runs was looked at when it was called."""
+    def check_jax(self, noticed: Callable[[], Site] = lambda: NOWHERE) -> None:
+        """The same for all of JAX's that nobody sees being called.
+
+        Those of TensorFlow and Keras are looked at when they are called.
+        """
         for kept in self.kept:
-            if kept.trace.engine == "jax":
-                self.guarded(functools.partial(self.check, kept))
-        self.kept.clear()
+            if kept.trace.engine == "jax" and not kept.trace.group.startswith("keras:"):
+                self.guarded(functools.partial(self.check, kept, noticed))
 
     def serial(self, value: Any, kind: str) -> int:
         """A number for an object, from 1 on, for as long as it lives."""
@@ -226,6 +226,19 @@ def _reached(fn: Any, values: Sequence[Any], uses: Callable[[], Sequence[Any]]) 
     from trainstep._around import reached
 
     return reached(fn, values, uses)
+
+
+def side_effect(engine: str, function: str, effect: Effect) -> Happened:
+    """A side effect as a record."""
+    return Happened(
+        kind="leaks" if effect.leaks else "side-effects",
+        engine=engine,
+        function=function,
+        site=at(effect.file, effect.line),
+        what=effect.what,
+        detail=effect.kind,
+        value=effect.value,
+    )
 
 
 def is_symbolic(value: Any) -> bool:

@@ -8,14 +8,36 @@ from trainstep._doctor._records import Cause
 from trainstep._signature import Signature, nearest
 
 _SHOWN = 4  # causes of one kind
+_WIDE = 60
+_CONTEXT = 12  # characters around what differs
 
 
 def why(new: Signature, earlier: Sequence[Signature]) -> tuple[int | None, list[Cause]]:
     """The index of the nearest earlier signature, and the causes."""
     index, changes = nearest(new, earlier)
     causes = [Cause(change.kind, change.text) for change in changes]
-    structure = [cause for cause in causes if cause.kind == "structure"]
-    return index, _folded(structure or causes)
+    for kind in ("flag", "structure"):  # from which the others follow
+        causes = [cause for cause in causes if cause.kind == kind] or causes
+    return index, _folded([Cause(kind, _around(text)) for kind, text in causes])
+
+
+def _around(text: str) -> str:
+    """A text about a long structure, cut to what differs."""
+    label, _, rest = text.partition(": ")
+    before, arrow, after = rest.partition(" -> ")
+    if not arrow or max(len(before), len(after)) <= _WIDE:
+        return text
+    start = _common(before, after)
+    end = _common(before[start:][::-1], after[start:][::-1])
+    first, last = max(start - _CONTEXT, 0), max(end - _CONTEXT, 0)
+    cut = [each[first : len(each) - last][:_WIDE] for each in (before, after)]
+    return f"{label}: ...{cut[0]}... -> ...{cut[1]}..."
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _folded(causes: list[Cause]) -> list[Cause]:
