@@ -39,6 +39,7 @@ NAMES = [
     "accelerate",
     "callback",
     "clip_by_global_norm",
+    "doctor",
     "function",
     "global_norm",
     "grad",

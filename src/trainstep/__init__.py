@@ -5,7 +5,8 @@ that needs them. A script may so be watched (`trainstep doctor`) that uses no Ke
 its engine itself.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from typing import Any as _Any
 
 from trainstep._version import __version__ as __version__
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from trainstep._public import *  # noqa: F403
 else:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> _Any:
         if name.startswith("_") and name != "__all__":  # a module that nobody has imported
             raise AttributeError(f"module 'trainstep' has no attribute {name!r}")
         if name == "doctor":
