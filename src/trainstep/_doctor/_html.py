@@ -7,6 +7,7 @@ of a report has to be escaped by hand, and nothing can be forgotten.
 from __future__ import annotations
 
 import html
+import re
 
 _VOID = {"meta"}
 Attribute = str | int | float | bool | None
@@ -29,6 +30,12 @@ def escaped(text: str) -> Markup:
 def joined(*parts: str) -> Markup:
     """Several parts, one after the other."""
     return Markup("".join(escaped(part) for part in parts))
+
+
+def coded(text: str) -> Markup:
+    """Text in which what stands between backticks is code."""
+    parts = re.split("`([^`]+)`", text)
+    return joined(*(tag("code", part) if odd % 2 else part for odd, part in enumerate(parts)))
 
 
 def tag(name: str, /, *inside: str, **attributes: Attribute) -> Markup:

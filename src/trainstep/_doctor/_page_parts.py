@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from trainstep._doctor import _words as words
 from trainstep._doctor._grouping import Fold, Section, alike, folded, processes, sections
-from trainstep._doctor._html import Markup, joined, tag
+from trainstep._doctor._html import Markup, coded, joined, tag
 from trainstep._doctor._report import Event, Finding, Function, Report
-from trainstep._doctor._source import source
+from trainstep._doctor._source import sources
 from trainstep._doctor._summary import alarms, headline, programs, share, state, versions
 
 _OPEN = 8  # rows of traces that are shown without a click
@@ -16,11 +16,9 @@ _OPEN = 8  # rows of traces that are shown without a click
 
 def head(report: Report) -> Markup:
     """What comes first: alarms, the headline, the numbers."""
-    first, *rest = headline(report)
     return joined(
-        *(tag("p", alarm, class_="alarm", role="alert") for alarm in alarms(report)),
-        tag("p", first, class_="headline"),
-        *(tag("p", line) for line in rest),
+        *(tag("p", coded(alarm), class_="alarm", role="alert") for alarm in alarms(report)),
+        tag("p", headline(report)[0], class_="headline"),  # the numbers say the rest
         tag("p", state(report), class_="state") if state(report) else "",
         _numbers(report),
     )
@@ -32,12 +30,10 @@ def _numbers(report: Report) -> Markup:
         "tracing and compiling": words.seconds(report.compile_seconds),
         "of the run": share(report),
         "traces and compilations": f"{programs(report):,}",
-        "functions": f"{len(report.functions):,}",
-        "findings": f"{len(report.findings):,}",
     }
-    cards = [
-        tag("div", tag("dt", name), tag("dd", number)) for name, number in told.items() if number
-    ]
+    for number, noun in ((len(report.functions), "function"), (len(report.findings), "finding")):
+        told[noun if number == 1 else f"{noun}s"] = f"{number:,}"
+    cards = [tag("div", tag("dt", name), tag("dd", text)) for name, text in told.items() if text]
     return tag("dl", *cards, class_="numbers")
 
 
@@ -58,7 +54,7 @@ def _section(report: Report, section: Section, prefix: str) -> Markup:
         title = tag("h3", link)
         often = tag("p", f"{words.how_often(function)}: {words.costs(function)}")
     told = [_finding(group) for group in alike(section.findings)]
-    fixes = [tag("p", tag("b", "To fix: "), fix, class_="fix") for fix in section.fixes]
+    fixes = [tag("p", tag("b", "Also to fix: "), coded(fix), class_="fix") for fix in section.fixes]
     return tag("section", title, often, *told, *fixes)
 
 
@@ -73,7 +69,12 @@ def _finding(group: Sequence[Finding]) -> Markup:
         "to fix": finding.fix,
     }
     pairs = [
-        tag("div", tag("dt", name), tag("dd", text), class_="fix" if name == "to fix" else None)
+        tag(
+            "div",
+            tag("dt", name),
+            tag("dd", coded(text)),
+            class_="fix" if name == "to fix" else None,
+        )
         for name, text in told.items()
         if text
     ]
@@ -83,11 +84,12 @@ def _finding(group: Sequence[Finding]) -> Markup:
             "h4",
             tag("span", badge, class_=f"badge {level}"),
             " ",
-            tag("code", finding.kind),
-            f" {finding.what}",
+            tag("code", f"{finding.kind}:"),
+            " ",
+            coded(finding.what),
             tag("small", f" ({extent})") if extent else "",
         ),
-        *(source(each.site) for each in group),
+        sources([each.site for each in group]),
         tag("dl", *pairs),
         class_=f"finding {level}",
     )
@@ -141,10 +143,10 @@ def _events(function: Function, events: Iterable[Event]) -> Markup:
     rows = [
         (
             f"#{event.index}",
-            words.seconds(event.trace.at),
+            tag("span", words.seconds(event.trace.at), class_="time"),
             joined(*_why(function, event)),
             words.cost(event),
-            words.called(event),
+            coded(words.called(event)),
         )
         for event in events
     ]
@@ -155,11 +157,11 @@ def _events(function: Function, events: Iterable[Event]) -> Markup:
 def _why(function: Function, event: Event) -> Iterable[Markup]:
     kind = "avoidable" if event.avoidable else "needed"
     yield tag("span", class_=f"swatch {kind}", role="img", aria_label=kind)
-    yield joined(" ", words.why(function, event))
+    yield joined(" ", coded(words.why(function, event)))
     if event.trace.failed:
         yield tag("div", f"failed: {event.trace.failed}", class_="failed")
     if event.trace.note:
-        yield tag("div", event.trace.note)
+        yield tag("div", coded(event.trace.note))
 
 
 def small(report: Report) -> Markup:
@@ -168,14 +170,16 @@ def small(report: Report) -> Markup:
     rows = []
     for each in by_cost:
         names = ", ".join(f"{name} {often}" for name, often in each.names.items())
-        rows.append((words.where(each.site), f"{each.count:,}", words.seconds(each.seconds), names))
+        rows.append(
+            (coded(words.where(each.site)), f"{each.count:,}", words.seconds(each.seconds), names)
+        )
     return table("small programs", ("your line", "programs", "seconds", "of what"), rows)
 
 
 def notes(report: Report) -> Markup:
     """What doctor could not see, each once."""
     told = dict.fromkeys(note.text for note in report.notes)
-    return tag("ul", *(tag("li", note) for note in told))
+    return tag("ul", *(tag("li", coded(note)) for note in told))
 
 
 def issue(report: Report) -> Markup:
@@ -187,11 +191,18 @@ def issue(report: Report) -> Markup:
 
 
 def table(name: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
-    """A table that scrolls by itself in a narrow window."""
+    """A table; in a narrow window, where its headings are gone, each cell tells its own."""
     first = tag("tr", *(tag("th", heading, scope="col") for heading in headings))
-    body = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
+    body = [
+        tag("tr", *(_cell(heading, cell) for heading, cell in zip(headings, row, strict=True)))
+        for row in rows
+    ]
     whole = tag("table", tag("thead", first), tag("tbody", *body))
     return tag("div", whole, class_="scroll", role="region", tabindex=0, aria_label=name)
+
+
+def _cell(heading: str, cell: str) -> Markup:
+    return tag("td", cell, data_label=heading) if cell else tag("td")
 
 
 def _link(report: Report, function: Function, prefix: str) -> str:

@@ -45,7 +45,7 @@ def timeline(report: Report) -> Markup:
         role="img",
         aria_label="Timeline of traces and compilations; the tables below say the same.",
     )
-    return joined(_legend(bool(report.spans)), tag("div", picture, class_="timeline"))
+    return joined(_legend(report), tag("div", picture, class_="timeline"))
 
 
 def _end(report: Report) -> float:
@@ -55,14 +55,13 @@ def _end(report: Report) -> float:
     return max(report.seconds, *traced, *called, *(s.at + s.seconds for s in report.spans), 0.0)
 
 
-def _legend(spans: bool) -> Markup:
-    kinds = {
-        "needed": "needed",
-        "avoidable": "avoidable",
-        "disk": "from disk cache",
-        "call": "call",
-    }
-    if spans:
+def _legend(report: Report) -> Markup:
+    kinds = {"needed": "needed", "avoidable": "avoidable"}
+    if any(event.trace.from_disk for function in report.functions for event in function.events):
+        kinds["disk"] = "from disk cache"
+    if any(function.call_times for function in report.functions):
+        kinds["call"] = "call"
+    if report.spans:
         kinds["span"] = "Keras method"
     items = [
         tag("li", tag("span", class_=f"swatch {kind}", aria_hidden="true"), f" {text}")
