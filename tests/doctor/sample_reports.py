@@ -139,7 +139,7 @@ def processes() -> Report:
     one = function(event(1, 0.5), retrace(2, 3.0, 9), process=11)
     two = function(event(1, 0.6), process=12)
     found = finding("retraces", "`x` came in 2 shapes", process=11, cause="shape")
-    return report(one, two, findings=[found], seconds=1.0)
+    return report(one, two, findings=[found])
 
 
 def hostile() -> Report:

@@ -212,6 +212,15 @@ def test_thousands_of_calls_are_drawn_as_far_as_they_can_be_told_apart() -> None
     assert 300 < len(parsed.named("rect", "span")) < 500
 
 
+def test_of_very_many_functions_some_have_a_lane_and_the_rest_is_counted() -> None:
+    functions = [samples.function(samples.event(1, i), name=f"f{i}") for i in range(30)]
+
+    parsed = Parsed(_page.page(samples.report(*functions)))
+
+    assert len(parsed.named("rect", "needed")) == 24
+    assert "... and 6 more functions" in parsed.said
+
+
 def test_a_finding_has_its_severity_its_line_and_its_cure() -> None:
     parsed = Parsed(_page.page(samples.stale()))
 

@@ -45,7 +45,9 @@ def timeline(report: Report) -> Markup:
         role="img",
         aria_label="Timeline of traces and compilations; the tables below say the same.",
     )
-    return joined(_legend(report), tag("div", picture, class_="timeline"))
+    left = sum(bool(function.events) for function in report.functions) - len(functions)
+    more = tag("p", f"... and {words.count(left, 'more function')}") if left else ""
+    return joined(_legend(report), tag("div", picture, class_="timeline"), more)
 
 
 def _end(report: Report) -> float:

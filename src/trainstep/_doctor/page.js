@@ -3,6 +3,7 @@ for (const text of document.querySelectorAll(".trainstep-doctor .versions")) {
   const button = document.createElement("button");
   button.type = "button";
   button.textContent = "Copy";
+  button.ariaLive = "polite";
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(text.textContent);
