@@ -31,6 +31,7 @@ class Event:
         trace = self.trace
         return {
             "index": self.index,
+            "number": trace.number,  # which `nearest` refers to
             "at": trace.at,
             "what": trace.what,
             **_site(trace.called),
