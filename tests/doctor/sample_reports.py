@@ -31,7 +31,7 @@ def retrace(index: int, at: float, rows: int, **told: Any) -> Event:
 
 def function(*events: Event, name: str = "train_step", **told: Any) -> Function:
     """A function of TensorFlow's, unless something else is told."""
-    told = {"engine": "tensorflow", "defined": STEP, **told}
+    told = {"engine": "tensorflow", "defined": STEP, "group": name, **told}
     return Function(name=name, events=list(events), **told)
 
 
@@ -39,6 +39,7 @@ def finding(kind: str, what: str, site: Site = CALL, **told: Any) -> Finding:
     """A finding about `train_step` in the words of `_advice`."""
     advice = FINDINGS[kind]
     told = {"function": "train_step", "happens": advice.happens, "fix": advice.cure, **told}
+    told.setdefault("group", told["function"])
     return Finding(kind=kind, site=site, what=what, **told)
 
 

@@ -233,12 +233,12 @@ def test_functions_of_several_processes_are_told_apart_and_no_share_is_told() ->
     assert "%" not in shown
 
 
-def test_two_functions_of_one_name_are_told_apart_by_the_line() -> None:
+def test_two_functions_of_one_name_are_told_apart() -> None:
     report = samples.processes()
     there = Site("other.py", 3, "step(z)")
-    other = samples.function(samples.event(1, 5, called=there), calls=77, process=11)
+    other = samples.function(samples.event(1, 5, called=there), calls=77, process=11, group="2")
     report.functions.insert(0, other)
-    report.findings.append(samples.finding("leaks", "got out", there, process=11))
+    report.findings.append(samples.finding("leaks", "got out", there, process=11, group="2"))
 
     in_order(text(report), "retraces: ", "#2 ", "in 77 calls", "leaks: got out")
 

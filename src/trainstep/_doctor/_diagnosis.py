@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from trainstep import _site
 from trainstep._advice import EFFECTS, FINDINGS
 from trainstep._cures import CURES, cure
 from trainstep._doctor._records import Calls, Cause, End, Happened, Note, Span, Start, Trace
@@ -20,7 +20,7 @@ def diagnose(records: Iterable[Any]) -> Report:
     happened: dict[Any, Happened] = {}
     modes: set[tuple[int, str, str]] = set()
     inner: list[Trace] = []
-    for record in records:
+    for record in _on_one_clock(list(records)):
         report.seconds = max(report.seconds, record.at)
         match record:
             case Trace(inside=number) if number:
@@ -56,6 +56,15 @@ def diagnose(records: Iterable[Any]) -> Report:
     return report
 
 
+def _on_one_clock(records: list[Any]) -> Iterable[Any]:
+    """Records whose moments count from the start of the first process."""
+    starts = {record.process: record.when for record in records if isinstance(record, Start)}
+    first = min(starts.values(), default=0.0)
+    for record in records:
+        later = starts.get(record.process, first) - first
+        yield replace(record, at=record.at + later) if later > 0 else record
+
+
 def cost(trace: Trace) -> float:
     """What a trace cost, in seconds."""
     return sum(trace.seconds.values())
@@ -68,6 +77,7 @@ def _add_trace(
     function = functions.get(key)
     if function is None:
         function = functions[key] = Function(
+            group=trace.group,
             name=trace.function,
             engine=trace.engine,
             defined=trace.defined,
@@ -106,7 +116,7 @@ def _add_happened(happened: dict[Any, Happened], record: Happened) -> None:
     key = (record.process, record.kind, record.function, record.site[:2], record.what)
     known = happened.get(key)
     if known is None:
-        happened[key] = record
+        happened[key] = replace(record)
     elif record.kind == "eager":
         known.count = max(known.count, record.count)
     else:
@@ -130,9 +140,10 @@ def _retraces(function: Function) -> Iterable[Finding]:
         texts = [cause.text for cause in first.causes if cause.kind == kind]
         yield Finding(
             kind="compilations" if hidden else "retraces",
+            group=function.group,
             function=function.name,
             site=first.called,
-            what=f"`{function.name}` was {what} {times}: {'; '.join(texts)}",
+            what=f"{what} {times}: {'; '.join(texts)}",
             happens=FINDINGS["compilations" if hidden else "retraces"].happens,
             fix=fix,
             count=len(events),
@@ -163,6 +174,7 @@ def _finding(record: Happened) -> Finding:
         happens = f"{happens}: {record.value}"
     return Finding(
         kind=record.kind,
+        group=record.group,
         function=record.function,
         site=record.site,
         what=record.what,
@@ -182,8 +194,3 @@ _EAGER = {
     "jax": "put `jax.jit` around the function that takes the gradient and updates",
     "torch": "train with trainstep.Trainer or trainstep.function, or `torch.compile` the loss",
 }
-
-
-def shown(finding: Finding) -> str:
-    """A finding in one line."""
-    return f"{_site.name(*finding.site[:2])}: {finding.what}"

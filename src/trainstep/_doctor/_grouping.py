@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainstep._doctor._records import Site
 from trainstep._doctor._report import Event, Finding, Function, Report
 
 _SHOWN = 2  # of the traces of one kind, before the rest is folded
@@ -99,21 +98,5 @@ def _kind(event: Event) -> object:
 
 
 def _function_of(report: Report, finding: Finding) -> Function | None:
-    """Functions may have the same name: the finding's line then tells which one is meant."""
-    named = [
-        function
-        for function in report.functions
-        if (function.name, function.process) == (finding.function, finding.process)
-        and finding.engine in ("", function.engine)
-    ]
-    meant = [function for function in named if _line(finding.site) in _lines(function)]
-    return next(iter(meant or named), None)
-
-
-def _lines(function: Function) -> set[tuple[str, int]]:
-    sites = (function.defined, *(event.trace.called for event in function.events))
-    return {_line(site) for site in sites}
-
-
-def _line(site: Site) -> tuple[str, int]:
-    return (site.file, site.line)
+    found = (finding.process, finding.group)
+    return next((f for f in report.functions if (f.process, f.group) == found), None)

@@ -146,12 +146,14 @@ class Keras:
                 Happened(
                     kind="frozen",
                     engine=engine,
+                    group=f"keras:{self._watcher.serial(model, 'model')}:train",
                     function=title("train", model),
                     site=site(frame),
                     what=f"`trainable` of layer {path!r} has changed since `compile()` at "
                     f"{_site.name(*found.sites[-1][:2])}: {flag} -> {changed}",
                     before=str(flag),
                     now=str(changed),
+                    noticed=site(frame),
                 )
             )
 
@@ -165,6 +167,7 @@ class Keras:
             Happened(
                 kind="metrics",
                 engine=engine,
+                group=trace.group,
                 function=trace.function,
                 site=site(frame),
                 what=f"`{method}` of model {model.name!r} was traced before its metrics were built",

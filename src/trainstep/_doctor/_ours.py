@@ -20,6 +20,8 @@ class Ours:
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
+        self._groups: dict[str, str] = {}  # of the function that was traced last under a name
+        self._effects: dict[str, list[Effect]] = {}  # of the trace that is under way
 
     def install(self, patches: Patches) -> None:
         """Begins to listen."""
@@ -51,10 +53,13 @@ class Ours:
         spent = {"trace": event.trace_seconds, "compile": event.compile_seconds}
         trace.seconds = {phase: round(each, 6) for phase, each in spent.items() if each}
         self._watcher.log.note(trace)
+        self._groups[event.function] = trace.group
+        for effect in self._effects.pop(event.function, []):
+            self._watcher.log.note(side_effect(trace, effect))
 
     def affected(self, function: str, effect: Effect) -> None:
         """Python ran while a function of ours was traced."""
-        self._watcher.log.note(side_effect("trainstep", function, effect))
+        self._effects.setdefault(function, []).append(effect)
 
     def stale(self, function: str, changes: Sequence[tuple[str, str, str]]) -> None:
         """A value that a function of ours holds has changed."""
@@ -64,6 +69,7 @@ class Ours:
                 Happened(
                     kind="stale",
                     engine="trainstep",
+                    group=self._groups.get(function, ""),
                     function=function,
                     site=where,
                     what=f"{label} has changed since it was traced: {before} -> {now}",

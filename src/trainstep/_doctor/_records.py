@@ -32,7 +32,7 @@ NOWHERE = Site()
 
 
 class Cause(NamedTuple):
-    """One reason for a trace: its kind, a key of `_advice.CAUSES`, and what differs."""
+    """One reason for a trace: its kind, a key of `_cures.CURES`, and what differs."""
 
     kind: str
     text: str
@@ -106,7 +106,8 @@ class Happened(Record):
     Attributes:
         kind: A key of `_advice.FINDINGS`.
         engine: The engine.
-        function: The function that it is about.
+        group: The group of the traces of the function that it is about, if there are any.
+        function: The function's name.
         site: The user's line.
         what: The fact, in a few words.
         detail: The kind of side effect (`_advice.EFFECTS`), or of advice.
@@ -121,6 +122,7 @@ class Happened(Record):
 
     kind: str = ""
     engine: str = ""
+    group: str = ""
     function: str = ""
     site: Site = NOWHERE
     what: str = ""

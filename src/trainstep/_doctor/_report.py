@@ -53,6 +53,7 @@ class Function:
     """A function, and all its traces.
 
     Attributes:
+        group: What tells it from others.
         name: Its name, or what Keras runs for a model.
         engine: The engine.
         defined: Where it is defined.
@@ -65,6 +66,7 @@ class Function:
         process: The process that it ran in.
     """
 
+    group: str
     name: str
     engine: str
     defined: Site
@@ -127,14 +129,15 @@ class Finding:
 
     Attributes:
         kind: A key of `_advice.FINDINGS`, which `--fail-on` takes.
-        function: The function that it is about.
+        group: What tells the function that it is about from others, if there is one.
+        function: That function's name.
         site: The user's line.
         what: The fact.
         happens: What that means.
         fix: What to do.
         count: How often it happened.
         seconds: What it cost, where that is known.
-        causes: The kinds of causes of retraces.
+        cause: The kind of the cause of retraces, a key of `_cures.CURES`.
         before: The value that a program holds.
         now: The value that there is now.
         noticed: Where that was noticed; empty: at the end.
@@ -142,6 +145,7 @@ class Finding:
     """
 
     kind: str
+    group: str
     function: str
     site: Site
     what: str
@@ -238,6 +242,7 @@ class Report:
             "retraces": self.retraces,
             "compile_seconds": round(self.compile_seconds, 4),
             "avoidable_seconds": round(self.avoidable_seconds, 4),
+            "traces": self.traces,
             "functions": [function.to_dict() for function in self.functions],
             "findings": [finding.to_dict() for finding in self.findings],
             "small": [small.to_dict() for small in self.small],

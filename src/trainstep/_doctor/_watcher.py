@@ -157,7 +157,7 @@ class Watcher:
 
     def _effects(self, trace: Trace, observer: Observer) -> None:
         for effect in observer.found():
-            self.log.note(side_effect(trace.engine, trace.function, effect))
+            self.log.note(side_effect(trace, effect))
 
     def check(self, kept: Kept, noticed: Callable[[], Site] = lambda: NOWHERE) -> None:
         """Notes the values of a program that have changed since it was traced."""
@@ -173,6 +173,7 @@ class Watcher:
                 Happened(
                     kind="stale",
                     engine=kept.trace.engine,
+                    group=kept.trace.group,
                     function=kept.trace.function,
                     site=at(file, line) if line else kept.trace.defined,
                     what=f"{name} has changed since it was traced: {before} -> {now}",
@@ -228,12 +229,13 @@ def _reached(fn: Any, values: Sequence[Any], uses: Callable[[], Sequence[Any]]) 
     return reached(fn, values, uses)
 
 
-def side_effect(engine: str, function: str, effect: Effect) -> Happened:
+def side_effect(trace: Trace, effect: Effect) -> Happened:
     """A side effect as a record."""
     return Happened(
         kind="leaks" if effect.leaks else "side-effects",
-        engine=engine,
-        function=function,
+        engine=trace.engine,
+        group=trace.group,
+        function=trace.function,
         site=at(effect.file, effect.line),
         what=effect.what,
         detail=effect.kind,

@@ -9,7 +9,6 @@ from trainstep._signature import Signature, nearest
 
 _SHOWN = 4  # causes of one kind
 _WIDE = 60
-_CONTEXT = 12  # characters around what differs
 
 
 def why(new: Signature, earlier: Sequence[Signature]) -> tuple[int | None, list[Cause]]:
@@ -22,22 +21,38 @@ def why(new: Signature, earlier: Sequence[Signature]) -> tuple[int | None, list[
 
 
 def _around(text: str) -> str:
-    """A text about a long structure, cut to what differs."""
+    """A text about a long structure, cut to the brackets around what differs."""
     label, _, rest = text.partition(": ")
     before, arrow, after = rest.partition(" -> ")
     if not arrow or max(len(before), len(after)) <= _WIDE:
         return text
-    start = _common(before, after)
-    end = _common(before[start:][::-1], after[start:][::-1])
-    first, last = max(start - _CONTEXT, 0), max(end - _CONTEXT, 0)
-    cut = [each[first : len(each) - last][:_WIDE] for each in (before, after)]
-    return f"{label}: ...{cut[0]}... -> ...{cut[1]}..."
+    pairs = enumerate(zip(before, after, strict=False))
+    start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(after)))
+    opening = _opening(before, start)
+    return f"{label}: {_bracket(before[opening:])} -> {_bracket(after[opening:])}"
 
 
-def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with in common."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _opening(text: str, end: int) -> int:
+    """Where the innermost bracket begins that is open at a place."""
+    closed = 0
+    for index in range(end - 1, -1, -1):
+        if text[index] in ")]}":
+            closed += 1
+        elif text[index] in "([{":
+            if not closed:
+                return index
+            closed -= 1
+    return 0
+
+
+def _bracket(text: str) -> str:
+    """A text from its first bracket to the one that closes it, if it is not too long."""
+    depth = 0
+    for index, character in enumerate(text[:_WIDE]):
+        depth += (character in "([{") - (character in ")]}")
+        if not depth:
+            return text[: index + 1]
+    return text[: _WIDE - 3] + "..."
 
 
 def _folded(causes: list[Cause]) -> list[Cause]:

@@ -150,6 +150,7 @@ def values(finding: Finding) -> str:
     """The value that a program holds, the one that there is now, and where that was noticed."""
     if not (finding.before or finding.now):
         return ""
-    told = f"{clean(finding.before)} when traced, {clean(finding.now)} now"
+    then = "at `compile()`" if finding.kind == "frozen" else "when traced"
+    told = f"{clean(finding.before)} {then}, {clean(finding.now)} now"
     noticed = f"at {where(finding.noticed)}" if finding.noticed.file else "at the end of the run"
     return f"{told}; noticed {noticed}"
