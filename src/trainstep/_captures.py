@@ -18,7 +18,7 @@ import numpy as np
 from trainstep._keras_parts import is_keras
 from trainstep._naming import reference
 from trainstep._places import GONE, SCALARS, Place
-from trainstep._signature import Part, distinct
+from trainstep._signature import Part, array_text, distinct
 from trainstep._source import Source, define
 from trainstep._tokens import (
     BY_VALUE,
@@ -34,6 +34,7 @@ from trainstep._tokens import (
 )
 
 _SHOWN = 60
+_FEW = 4  # numbers of an array that are shown
 
 
 class Captures:
@@ -197,7 +198,8 @@ def _shown(value: Any) -> str:
     if value is GONE:
         return "gone"
     if isinstance(value, np.ndarray):
-        return f"array {value.dtype.name}{list(value.shape)}"
+        kind = array_text(value.shape, value.dtype.name)
+        return f"{kind} {value.tolist()}" if value.size <= _FEW else f"array {kind}"
     if isinstance(value, (types.FunctionType, types.MethodType)):
         return f"function `{value.__qualname__}`"
     plain = (*SCALARS, *STRUCTURES, *BY_VALUE)

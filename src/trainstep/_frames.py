@@ -64,7 +64,7 @@ def bound(
     by_name = fn.__kwdefaults__ or {}
     found += [(name, f"__kwdefaults__[{name!r}]", value) for name, value in by_name.items()]
     for name, where, value in found if text else ():
-        label = f"default `{name}` of `{fn.__name__}`"
+        label = f"default of `{fn.__name__}`: `{name}`"
         given.setdefault(name, Place(label, f"{text}.{where}", value))
     # An object that came as an argument is called what the code calls it.
     return {

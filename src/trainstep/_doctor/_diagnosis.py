@@ -126,15 +126,16 @@ def _add_happened(happened: dict[Any, Happened], record: Happened) -> None:
 
 def _retraces(function: Function) -> Iterable[Finding]:
     """One finding for each kind of cause, the weightiest of a trace."""
-    by_cause: dict[str, list[Event]] = {}
+    by_cause: dict[tuple[str, str], list[Event]] = {}
     for event in function.events:
         if event.avoidable:
-            by_cause.setdefault(_main(event.trace.causes), []).append(event)
-    for kind, events in by_cause.items():
+            key = (_main(event.trace.causes), event.trace.what)
+            by_cause.setdefault(key, []).append(event)
+    for (kind, _), events in by_cause.items():
         fix = cure(kind, function.engine, keras=function.keras)
         function.fixes.append(fix)
         first = events[0].trace
-        hidden = kind == "hidden"
+        hidden = first.what == "compile"
         what = "compiled without a trace" if hidden else "traced again"
         times = "once" if len(events) == 1 else f"{len(events)} times"
         texts = [cause.text for cause in first.causes if cause.kind == kind]

@@ -14,28 +14,50 @@ _INNER = ("__wrapped__", "_python_function", "func")
 
 def innermost(fn: Any) -> Any:
     """The Python function in a callable, bound to its object if it is a method."""
+    return _unwrapped(fn)[0]
+
+
+def title(fn: Any) -> str:
+    """What a function is called: `step`, or `grad of step`."""
+    inner, wrappers = _unwrapped(fn)
+    code = code_of(inner)
+    name = getattr(fn, "__name__", "") or type(fn).__name__ if code is None else code.co_qualname
+    return " of ".join([*wrappers, name])
+
+
+def _unwrapped(fn: Any) -> tuple[Any, list[str]]:
+    """The Python function in a callable, and the libraries' functions around it."""
+    wrappers: list[str] = []
     for _ in range(20):
         inner = _inner(fn)
         if inner is None:
             break
+        code = code_of(fn)
+        if code is not None and "/jax/" in code.co_filename:  # jax.grad and the like
+            wrappers.append(_transformation(fn))
         fn = inner
     if isinstance(fn, (types.FunctionType, types.MethodType)):
-        return fn
+        return fn, wrappers
     call = inspect.getattr_static(type(fn), "__call__", None)
-    return types.MethodType(call, fn) if isinstance(call, types.FunctionType) else fn
+    return (types.MethodType(call, fn) if isinstance(call, types.FunctionType) else fn), wrappers
+
+
+def _transformation(fn: Any) -> str:
+    """What JAX makes of a function: the first words of its docstring."""
+    words, of, _ = (fn.__doc__ or "").partition(" of ")
+    return words.lower() if of and len(words) < 30 else "transformation"
 
 
 def _inner(fn: Any) -> Any:
+    if isinstance(fn, functools.partial):
+        return fn.func
     if isinstance(fn, types.MethodType):
         # TensorFlow binds a method to a thing that holds the object weakly.
         held: Any = fn.__self__
-        target = getattr(held, "weakrefself_target__", None)
-        if target is not None:
-            method = held.weakrefself_func__()
-            return types.MethodType(getattr(method, "__wrapped__", method), target)
-        return None
-    if isinstance(fn, functools.partial):
-        return fn.func
+        if not hasattr(type(held), "weakrefself_target__"):
+            return None
+        method, target = held.weakrefself_func__(), held.target
+        return None if target is None else types.MethodType(inspect.unwrap(method), target)
     own = vars(fn) if hasattr(fn, "__dict__") else {}
     return next((own[name] for name in _INNER if callable(own.get(name))), None)
 
@@ -61,18 +83,17 @@ class Known:
 class Objects:
     """The function objects that were traced, by their code.
 
-    A loop that makes a function each time it is run makes objects of one code. Such an object is a
+    A loop that makes a function each time makes objects of one code. Such an object is a
     function in its own right only if an earlier one is still there, and differs: a method of
     another model, a closure over another number.
     """
 
     def __init__(self) -> None:
-        self._known: dict[types.CodeType, list[Known]] = {}
+        self._known: dict[tuple[types.CodeType, str], list[Known]] = {}
 
-    def number(self, fn: Any) -> tuple[int, bool]:
+    def number(self, fn: Any, name: str) -> tuple[int, bool]:
         """The number of a function object, from 1 on, and whether it is new."""
-        code = code_of(fn)
-        known = [] if code is None else self._known.setdefault(code, [])
+        known = self._of(fn, name)
         for each in known:
             held = each.get()
             if held is fn or (isinstance(held, types.MethodType) and held == fn):
@@ -80,12 +101,15 @@ class Objects:
         known.append(Known(fn, len(known) + 1))
         return len(known), True
 
-    def is_own(self, fn: Any) -> bool:
+    def is_own(self, fn: Any, name: str) -> bool:
         """Whether a new function object differs from those before it that are still there."""
-        code = code_of(fn)
-        earlier = [] if code is None else [each.get() for each in self._known[code][:-1]]
+        earlier = [each.get() for each in self._of(fn, name)[:-1]]
         alive = [each for each in earlier if each is not None]
         return bool(alive) and not any(_same(fn, each) for each in alive)
+
+    def _of(self, fn: Any, name: str) -> list[Known]:
+        code = code_of(innermost(fn))
+        return [] if code is None else self._known.setdefault((code, name), [])
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -94,13 +118,17 @@ def _same(one: Any, other: Any) -> bool:
     return _around(one) == _around(other)
 
 
-def _around(fn: Any) -> list[int]:
-    cells = [id(cell.cell_contents) for cell in fn.__closure__ or () if _is_filled(cell)]
-    return [*cells, *map(id, fn.__defaults__ or ())]
+def _around(fn: Any) -> list[Any]:
+    if isinstance(fn, functools.partial):
+        return [_around(fn.func), *map(id, fn.args), *map(id, fn.keywords.values())]
+    closure = getattr(fn, "__closure__", None) or ()
+    cells = [id(cell.cell_contents) for cell in closure if _is_filled(cell)]
+    return [*cells, *map(id, getattr(fn, "__defaults__", None) or ())]
 
 
 def _is_filled(cell: Any) -> bool:
     try:
-        return cell.cell_contents is not None or True
+        _ = cell.cell_contents
     except ValueError:
         return False
+    return True

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import sys
 import threading
-from types import FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any
 
 from trainstep import _site
-from trainstep._doctor._functions import Objects, code_of, innermost
+from trainstep._doctor._functions import Objects, code_of, innermost, title
 from trainstep._doctor._keras import Keras, in_words
 from trainstep._doctor._patches import Patches
 from trainstep._doctor._records import Cause, Site, Trace
@@ -34,7 +35,9 @@ _DISK = "/jax/compilation_cache/cache_hits"
 _TRACING = ("_trace_for_jit", "_create_pjit_jaxpr")
 _DEEP = 12  # frames between a listener and the function that traces
 _RECENT = 50
+_STATIC = re.compile(r"CustomNode\(Static\[.*?\], \[\]\)")
 _WIDE = 80
+_ELSEWHERE = Cause("sharding", "the same trace, for arguments that lie on other devices")
 
 
 class _Pending:
@@ -146,28 +149,29 @@ class Jax:
             return None
         found = tracing.f_locals
         fun = found["fun"]
-        fn = innermost(getattr(fun, "f", fun) if type(fun).__name__ == "WrappedFun" else fun)
+        raw = getattr(fun, "f", fun) if type(fun).__name__ == "WrappedFun" else fun
+        fn = innermost(raw)
         code = code_of(fn)
         trace = Trace(engine="jax", function=name, called=site(frame))
         if code is not None:
-            trace.function, trace.defined = code.co_qualname, defined(code)
+            trace.function, trace.defined = title(raw), defined(code)
         step = self._keras.step(code, frame)
         if step is None and (code is None or not _site.is_users_file(code)):
             trace.what, trace.group, trace.function = "small", f"jax:{name}", name
             return self._watcher.begin(trace)
-        signature = _signature(found, [] if step is None else step.parts())
+        signature = _signature(found, code, [] if step is None else step.parts())
         trace.signature = str(signature)
-        number, new = self._objects.number(fn)
+        number, new = self._objects.number(raw, trace.function)
         made: list[Cause] = []
         if step is not None:
             step.describe(trace)
             made = step.causes(new=new)
         else:
             trace.group = f"jax:{trace.defined.file}:{trace.defined.line}:{trace.function}"
-            if new and number > 1 and self._objects.is_own(fn):
+            if new and number > 1 and self._objects.is_own(raw, trace.function):
                 trace.group += f"#{number}"
             elif new and number > 1:
-                made = [Cause("function", f"function object number {number} of one definition")]
+                made = [_another(raw, number)]
         opened = self._watcher.begin(trace, fn, _values(found), list if step is None else step.uses)
         self._compare(trace, signature, number, made)
         if step is not None:
@@ -204,16 +208,32 @@ class Jax:
         for traced, trace in reversed(self._thread.recent):
             if traced == short and phase not in trace.seconds:
                 break
-        else:  # traced before, or not by a trace that was announced
-            trace = Trace(engine="jax", group=f"jax:{short}", function=short, what="small")
-            trace.called = site(frame)
-            self._watcher.log.begin(trace)
-            self._watcher.log.note(trace)
+        else:
+            trace = self._untraced(short, frame)
             self._thread.recent.append((short, trace))
         trace.seconds[phase] = round(seconds, 6)
         if phase == "compile":
             trace.from_disk, self._thread.from_disk = self._thread.from_disk, False
         self._watcher.log.again(trace)
+
+    def _untraced(self, name: str, frame: FrameType) -> Trace:
+        """A program of what was traced before, or was traced without being announced."""
+        known = [trace for traced, trace in self._thread.recent if traced == name]
+        trace = Trace(engine="jax", group=f"jax:{name}", function=name, what="small")
+        if known and known[-1].what == "trace":
+            first = known[-1]
+            trace.group, trace.function, trace.what = first.group, first.function, "compile"
+            trace.defined, trace.causes = first.defined, [_ELSEWHERE]
+        trace.called = site(frame)
+        self._watcher.log.begin(trace)
+        self._watcher.log.note(trace)
+        return trace
+
+
+def _another(raw: Any, number: int) -> Cause:
+    if isinstance(raw, MethodType):
+        return Cause("instance", f"a method of object number {number} of its class")
+    return Cause("function", f"function object number {number} of one definition")
 
 
 def _called(trace: Trace) -> Site:
@@ -221,20 +241,24 @@ def _called(trace: Trace) -> Site:
 
 
 def _values(found: dict[str, Any]) -> list[Any]:
-    return list(found.get("args") or ())
+    """The arguments; of structures, what is in them is data."""
+    args = found.get("args") or ()
+    return [None if isinstance(each, (tuple, list, dict)) else each for each in args]
 
 
-def _signature(found: dict[str, Any], more: list[Part]) -> Signature:
+def _signature(found: dict[str, Any], code: CodeType | None, more: list[Part]) -> Signature:
     """What a trace is for, out of the frame that makes it."""
     info, args, kwargs = found.get("ji"), found.get("args") or (), found.get("kwargs") or {}
     debug = found.get("dbg") or found.get("debug_info")
     names = list(getattr(debug, "arg_names", None) or ())
-    static = {
-        f"argument {i}": args[i] for i in _static(info, "nums") if -len(args) <= i < len(args)
-    }
+    called = code.co_varnames[: code.co_argcount] if code is not None else ()
+    static: dict[str, Any] = {}
+    for i in _static(info, "nums"):
+        if -len(args) <= i < len(args):
+            static[called[i] if len(called) == len(args) else f"number {i}"] = args[i]
     static |= {name: kwargs[name] for name in _static(info, "names") if name in kwargs}
     parts = [Part(name, _short(value), "static", _short(value)) for name, value in static.items()]
-    tree = str(getattr(found.get("avals_ft") or found.get("args_ft"), "tree", ""))
+    tree = _STATIC.sub("static", str(getattr(found.get("avals_ft"), "tree", "")))
     parts.append(Part("structure of the arguments", _tree(tree), "structure", tree))
     for index, aval in enumerate(found.get("avals") or found.get("in_type") or ()):
         label = names[index] if index < len(names) and names[index] else f"array {index}"

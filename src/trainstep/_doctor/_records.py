@@ -13,9 +13,9 @@ import dataclasses
 import json
 import os
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
 
@@ -204,13 +204,13 @@ class Log:
         # A line is one write to the end of the file, whatever process it comes from.
         mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         self._file = None if path is None else os.open(path, mode, 0o644)
-        self._began = time.perf_counter()
+        self._began = perf_counter()
         self._numbers = 0
         self._lock = threading.RLock()
 
     def elapsed(self) -> float:
         """Seconds since the log began."""
-        return time.perf_counter() - self._began
+        return perf_counter() - self._began
 
     def begin(self, trace: Trace) -> None:
         """Gives a trace its number and its moment; it is noted when it has ended."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-import time
+from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
 
@@ -34,8 +34,8 @@ _TIMES = 2000  # moments of calls that are kept
 class Made:
     """What is known of one function object. Hangs on it, and dies with it."""
 
-    def __init__(self, serial: int, where: Site, *, bound: bool) -> None:
-        self.serial, self.where, self.bound = serial, where, bound
+    def __init__(self, where: Site, *, bound: bool) -> None:
+        self.where, self.bound = where, bound
         self.calls = 0
         self.group = ""
         self.kept: Kept | None = None
@@ -90,12 +90,12 @@ class TensorFlow:
                     return original(*args, **kwargs)
                 frame = sys._getframe(1)
                 begun = self._watcher.guarded(lambda: self._begin(frame, args, kwargs))
-                began, program = time.perf_counter(), None
+                began, program = perf_counter(), None
                 try:
                     program = original(*args, **kwargs)
                     return program
                 finally:
-                    seconds = time.perf_counter() - began
+                    seconds = perf_counter() - began
                     if begun is not None:
                         self._watcher.guarded(lambda: self._end(*begun, program, seconds))
 
@@ -191,7 +191,7 @@ class TensorFlow:
         near = itertools.islice(outwards(frame), 3)
         bound = any(each.f_code.co_name in _BINDING for each in near)
         known = self._made.setdefault((code, bound), [])
-        made = Made(len(known) + 1, site(frame), bound=bound)
+        made = Made(site(frame), bound=bound)
         known.append(made)
         fn._trainstep_made = made
         fn._function_captures._trainstep_owner = weak(fn)
@@ -211,7 +211,8 @@ class TensorFlow:
         step = self._keras.step(code, frame)
         if step is None and (code is None or not _site.is_users_file(code)):
             trace.what, trace.group, trace.function = "small", "tensorflow", options.name
-            return self._watcher.begin(trace), None
+            # Of tf.data's, say: what they call of the user's is heard, though not read.
+            return self._watcher.begin(trace, fn), None
         found = frame.f_locals
         asked = found["lookup_func_type"]
         trace.signature = str(signature(asked))
@@ -229,7 +230,7 @@ class TensorFlow:
             trace.signature = in_words(trace.signature)
             trace.causes = [Cause(kind, in_words(text)) for kind, text in trace.causes]
         uses = list if step is None else step.uses
-        opened = self._watcher.begin(trace, fn, list(found.get("args", ())), uses)
+        opened = self._watcher.begin(trace, fn, _values(found), uses)
         if made is not None:
             made.traces.append(trace.number)
             made.group = trace.group
@@ -251,22 +252,22 @@ class TensorFlow:
             return causes
         if known or traced:
             return context_causes(context, [where for where, _ in known])
-        if trace.group.startswith("tensorflow:") and made is not None and made.serial > 1:
+        if trace.group.startswith("tensorflow:") and made is not None:
             return self._another(trace, made)
         return []
 
     def _another(self, trace: Trace, made: Made) -> list[Cause]:
-        """A further function object of one code."""
-        code = next(key for key, known in self._made.items() if made in known)
-        earlier = [each for each in self._made[code] if each is not made and each.traces]
+        """A further function object of one code, if there were others."""
+        known = next(known for known in self._made.values() if made in known)
+        earlier = [each for each in known if each is not made and each.traces]
         if not earlier:
             return []
         self._replaced.append((trace, [(each, each.calls) for each in earlier]))
-        line = _site.name(*made.where[:2])
+        number, line = len(earlier) + 1, _site.name(*made.where[:2])
         if made.bound:
-            text = f"a method of object number {made.serial} of its class, called at {line}"
+            text = f"a method of object number {number} of its class, called at {line}"
             return [Cause("instance", text)]
-        return [Cause("function", f"function object number {made.serial}, made at {line}")]
+        return [Cause("function", f"function object number {number}, made at {line}")]
 
     def _end(self, opened: Open, made: Made | None, program: Any, seconds: float) -> None:
         trace = opened.trace
@@ -286,9 +287,9 @@ class TensorFlow:
         times: list[float] = []
 
         def _call_flat(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
+            began = perf_counter()
             result = run(*args, **kwargs)
-            times.append(time.perf_counter() - began)
+            times.append(perf_counter() - began)
             if len(times) == 1:
                 trace.seconds["first_run"] = round(times[0], 6)
             else:
@@ -304,9 +305,9 @@ class TensorFlow:
         key = tuple(map(_shape, (*args, *kwargs.values())))
         if key in made.shapes or self._watcher.open_traces():
             return original(fn, *args, **kwargs)
-        traced, began = len(made.traces), time.perf_counter()
+        traced, began = len(made.traces), perf_counter()
         result = original(fn, *args, **kwargs)
-        seconds = time.perf_counter() - began
+        seconds = perf_counter() - began
         if made.shapes and len(made.traces) == traced:
             frame = sys._getframe(2)
             self._watcher.guarded(lambda: self._note_compiled(fn, made, key, frame, seconds))
@@ -325,6 +326,12 @@ class TensorFlow:
         trace.seconds["compile"] = round(seconds, 6)
         self._watcher.log.begin(trace)
         self._watcher.log.note(trace)
+
+
+def _values(found: dict[str, Any]) -> list[Any]:
+    """The arguments; of structures, what is in them is data."""
+    args = found.get("args") or ()
+    return [None if isinstance(each, (tuple, list, dict)) else each for each in args]
 
 
 def _shape(value: Any) -> str:

@@ -165,6 +165,8 @@ class Watcher:
             return
         cells = kept.cells()
         changes = list(kept.captures.changes(cells))
+        # A function whose default has changed is said to have changed, too.
+        changes = [each for each in changes if each[1] != each[2]] or changes
         kept.over = any(now == "gone" for _, _, now in changes)
         kept.captures.accept(cells)
         for label, before, now in [] if kept.over else changes:
