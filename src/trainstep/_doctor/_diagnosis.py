@@ -103,11 +103,20 @@ def _add_small(small: dict[tuple[str, int], Small], trace: Trace) -> None:
 
 
 def _add_inner(functions: dict[tuple[int, str], Function], inner: list[Trace]) -> None:
-    """Traces inside of others: their time is counted there."""
-    outer = {(f.process, e.trace.number): f for f in functions.values() for e in f.events}
+    """Traces inside of others: their time is counted there.
+
+    Keras's functions on TensorFlow are nested: there, an inner one that is traced again is a trace
+    of the whole, and its time is taken off the outer one's.
+    """
+    outer = {(f.process, e.trace.number): (f, e) for f in functions.values() for e in f.events}
     for trace in inner:
-        function = outer.get((trace.process, trace.inside))
-        if function is not None and trace.what == "trace":
+        function, event = outer.get((trace.process, trace.inside), (None, None))
+        if function is None or event is None or trace.what != "trace":
+            continue
+        if trace.group == function.group and trace.causes:
+            event.cost -= cost(trace)
+            function.events.append(Event(len(function.events) + 1, trace, True, cost(trace)))
+        elif trace.group != function.group:
             function.inner[trace.function] = function.inner.get(trace.function, 0) + 1
 
 
@@ -121,7 +130,7 @@ def _add_happened(happened: dict[Any, Happened], record: Happened) -> None:
         known.count = max(known.count, record.count)
     else:
         known.count += record.count
-        known.value = record.value or known.value
+        known.value, known.now = record.value or known.value, record.now
 
 
 def _retraces(function: Function) -> Iterable[Finding]:
@@ -167,8 +176,10 @@ def _finding(record: Happened) -> Finding:
         effect = EFFECTS[record.detail]
         happens = effect.happens.format(value=record.value)
         fix = advice.cure or effect.cure
-    elif record.kind == "stale" and not record.noticed.file:
-        happens += "; noticed at the end: it matters if the function was called since the change"
+    elif record.kind == "stale":
+        record.what += f" has changed since it was traced: {record.before} -> {record.now}"
+        if not record.noticed.file:
+            happens += "; seen at the end: it matters if the function was called since the change"
     elif record.kind == "eager":
         fix = _EAGER.get(record.engine, fix)
     elif record.value:

@@ -72,7 +72,7 @@ class Ours:
                     group=self._groups.get(function, ""),
                     function=function,
                     site=where,
-                    what=f"{label} has changed since it was traced: {before} -> {now}",
+                    what=label,
                     before=before,
                     now=now,
                     noticed=where,

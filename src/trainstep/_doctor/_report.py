@@ -80,8 +80,9 @@ class Function:
 
     @property
     def traces(self) -> int:
-        """How often it was traced."""
-        return sum(event.trace.what == "trace" for event in self.events)
+        """How often it was traced, to the end."""
+        done = [event.trace for event in self.events if not event.trace.failed]
+        return sum(trace.what == "trace" for trace in done)
 
     @property
     def compilations(self) -> int:

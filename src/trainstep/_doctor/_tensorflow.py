@@ -225,8 +225,9 @@ class TensorFlow:
             wider = relaxed(kind, asked)
             trace.note = f"TensorFlow then traced a version for any such size: {wider}"
         if step is not None:
-            again = step.causes(new=made is not None and not made.traces)
-            trace.causes = trace.causes or again
+            if not self._watcher.open_traces():  # Keras's functions are nested
+                again = step.causes(new=made is not None and not made.traces)
+                trace.causes = trace.causes or again
             trace.signature = in_words(trace.signature)
             trace.causes = [Cause(kind, in_words(text)) for kind, text in trace.causes]
         uses = list if step is None else step.uses

@@ -178,7 +178,7 @@ class Watcher:
                     group=kept.trace.group,
                     function=kept.trace.function,
                     site=at(file, line) if line else kept.trace.defined,
-                    what=f"{name} has changed since it was traced: {before} -> {now}",
+                    what=name,
                     before=before,
                     now=now,
                     noticed=noticed(),

@@ -24,7 +24,7 @@ def _around(text: str) -> str:
     """A text about a long structure, cut to the brackets around what differs."""
     label, _, rest = text.partition(": ")
     before, arrow, after = rest.partition(" -> ")
-    if not arrow or max(len(before), len(after)) <= _WIDE:
+    if not arrow or not before.startswith("("):
         return text
     pairs = enumerate(zip(before, after, strict=False))
     start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(after)))
