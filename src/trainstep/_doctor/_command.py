@@ -73,6 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--html", metavar="FILE", help="write the report as a page")
     parser.add_argument("--log", metavar="FILE", help="write records as they are made, as JSONL")
     parser.add_argument(
+        "--xla",
+        action="store_true",
+        help="count XLA's compilations inside TensorFlow; its error output goes through a pipe",
+    )
+    parser.add_argument(
         "--max-retraces", metavar="N", type=int, help="exit with 1 if there are more"
     )
     parser.add_argument(
@@ -96,7 +101,7 @@ def _kinds(parser: argparse.ArgumentParser, text: str) -> list[str]:
 def _run(target: Sequence[str], args: Sequence[str], options: argparse.Namespace) -> None:
     """Runs the script. The report comes when Python ends: after its threads and its `atexit`."""
     folder = _children.prepare()
-    doctor = Doctor([*target, *args], options.log)
+    doctor = Doctor([*target, *args], options.log, xla=options.xla)
     ending = _Ending(doctor, folder, options)
     atexit.register(ending)
     doctor.start()

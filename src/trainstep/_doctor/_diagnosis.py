@@ -46,6 +46,10 @@ def diagnose(records: Iterable[Any]) -> Report:
                 report.versions |= record.versions
                 report.error = report.error or record.error
     _add_inner(functions, inner)
+    for function in functions.values():
+        function.events.sort(key=lambda event: event.trace.at)
+        for index, event in enumerate(function.events, 1):
+            event.index = index
     found = [*functions.values()]
     report.functions = sorted(found, key=lambda f: (-f.avoidable_seconds, -f.seconds))
     report.small = sorted(small.values(), key=lambda s: -s.seconds)
@@ -91,8 +95,7 @@ def _add_trace(
     if avoidable and not trace.causes:
         trace.causes = [Cause("unknown", "nothing that doctor can see differs")]
     needed = {cause.kind for cause in trace.causes} == {"mode"}
-    index = len(function.events) + 1
-    function.events.append(Event(index, trace, avoidable and not needed, cost(trace)))
+    function.events.append(Event(0, trace, avoidable and not needed, cost(trace)))
 
 
 def _add_small(small: dict[tuple[str, int], Small], trace: Trace) -> None:
@@ -115,7 +118,7 @@ def _add_inner(functions: dict[tuple[int, str], Function], inner: list[Trace]) -
             continue
         if trace.group == function.group and trace.causes:
             event.cost -= cost(trace)
-            function.events.append(Event(len(function.events) + 1, trace, True, cost(trace)))
+            function.events.append(Event(0, trace, True, cost(trace)))
         elif trace.group != function.group:
             function.inner[trace.function] = function.inner.get(trace.function, 0) + 1
 

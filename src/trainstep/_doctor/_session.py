@@ -23,6 +23,7 @@ from trainstep._doctor._records import End, Log, Start
 from trainstep._doctor._report import Report
 from trainstep._doctor._tensorflow import TensorFlow
 from trainstep._doctor._watcher import Watcher
+from trainstep._doctor._xla import XlaLog
 from trainstep._version import __version__
 
 _LIBRARIES = ("keras", "jax", "jaxlib", "tensorflow", "torch", "flax", "optax", "numpy")
@@ -34,9 +35,12 @@ class Doctor:
     Args:
         command: What is run, for the report.
         path: A file that each record is written to as it is made.
+        xla: Whether to count XLA's compilations in TensorFlow's log, which goes through a pipe.
     """
 
-    def __init__(self, command: Sequence[str] = (), path: str | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str] = (), path: str | None = None, *, xla: bool = False
+    ) -> None:
         self.log = Log(path)
         self._watcher = Watcher(self.log)
         self._patches = Patches(self._watcher.failed)
@@ -45,6 +49,8 @@ class Doctor:
         self._jax = Jax(self._watcher, self._keras)
         self._ours = Ours(self._watcher)
         self._command = list(command)
+        self._xla = XlaLog(self._tensorflow.compiled) if xla else None
+        self._tensorflow.logged = self._keras.logged = xla
         self._running = False
         self.error = ""  # that the script ended in
 
@@ -63,6 +69,8 @@ class Doctor:
         if not self._running:
             return
         self._running = False
+        if self._xla is not None:
+            self._xla.stop()
         self._patches.undo()
         self._watcher.active = False
         self._watcher.guarded(self._keras.eager.finish)

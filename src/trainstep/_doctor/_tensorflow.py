@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import sys
+import threading
 from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
@@ -49,6 +51,8 @@ class TensorFlow:
 
     def __init__(self, watcher: Watcher, keras: Keras) -> None:
         self._watcher, self._keras = watcher, keras
+        self.logged = False  # whether compilations are read from TensorFlow's log
+        self._named: dict[str, Trace] = {}  # the last trace of each name that TensorFlow gave
         self._made: dict[tuple[CodeType | None, bool], list[Made]] = {}
         self._replaced: list[tuple[Trace, list[tuple[Made, int]]]] = []
 
@@ -122,7 +126,7 @@ class TensorFlow:
                 made.calls += 1
                 if len(made.times) < _TIMES:
                     made.times.append(self._watcher.log.elapsed())
-                if fn._jit_compile:
+                if fn._jit_compile and not self.logged:
                     return self._compiling(fn, made, original, args, kwargs)
                 traced = len(made.traces)
                 result = original(fn, *args, **kwargs)
@@ -232,6 +236,7 @@ class TensorFlow:
             trace.causes = [Cause(kind, in_words(text)) for kind, text in trace.causes]
         uses = list if step is None else step.uses
         opened = self._watcher.begin(trace, fn, _values(found), uses)
+        self._named[options.name] = trace
         if made is not None:
             made.traces.append(trace.number)
             made.group = trace.group
@@ -324,6 +329,20 @@ class TensorFlow:
             trace.function, trace.defined = code.co_qualname, defined(code)
         shapes = ", ".join(each for each in key if each)
         trace.causes = [Cause("hidden", f"XLA compiled for {shapes}, without a trace")]
+        trace.seconds["compile"] = round(seconds, 6)
+        self._watcher.log.begin(trace)
+        self._watcher.log.note(trace)
+
+    def compiled(self, name: str, number: int, seconds: float) -> None:
+        """TensorFlow's log tells of a compilation, from another thread."""
+        known = self._named.get(re.sub(r"^__inference_|_\d+$", "", name))
+        if known is None or number == 1:  # the first is part of the first run
+            return
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        trace = Trace(engine="tensorflow", what="compile", called=site(frame))
+        trace.group, trace.function, trace.via = known.group, known.function, known.via
+        trace.defined = known.defined
+        trace.causes = [Cause("hidden", "XLA compiled for another shape, without a trace")]
         trace.seconds["compile"] = round(seconds, 6)
         self._watcher.log.begin(trace)
         self._watcher.log.note(trace)

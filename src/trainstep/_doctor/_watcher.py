@@ -101,7 +101,7 @@ class Watcher:
         self.kept: list[Kept] = []
         self._local = threading.local()
         self._serials: dict[str, list[weakref.ref[Any]]] = {}
-        self._failures: set[str] = set()
+        self._remarks: set[str] = set()
         self.active = True
 
     def open_traces(self) -> list[Open]:
@@ -219,10 +219,13 @@ class Watcher:
 
     def failed(self, where: str, error: Exception) -> None:
         """Notes something of doctor's that does not work, once."""
-        text = f"{where}: {type(error).__name__}: {error}"
-        if text not in self._failures:
-            self._failures.add(text)
-            self.log.note(Note(text=f"not all was seen. {text}"))
+        self.remark(f"{where}: {type(error).__name__}: {error}")
+
+    def remark(self, text: str) -> None:
+        """Notes something that doctor cannot see, once."""
+        if text not in self._remarks:
+            self._remarks.add(text)
+            self.log.note(Note(text=text))
 
 
 def _reached(fn: Any, values: Sequence[Any], uses: Callable[[], Sequence[Any]]) -> Reach:
