@@ -14,50 +14,10 @@ from trainstep._doctor._report import Event, Finding, Function, Report, Small
 
 def diagnose(records: Iterable[Any]) -> Report:
     """All that records tell."""
-    report = Report(complete=False)
-    functions: dict[tuple[int, str], Function] = {}
-    small: dict[tuple[str, int], Small] = {}
-    happened: dict[Any, Happened] = {}
-    modes: set[tuple[int, str, str]] = set()
-    inner: list[Trace] = []
+    found = _Diagnosis()
     for record in _on_one_clock(list(records)):
-        report.seconds = max(report.seconds, record.at)
-        match record:
-            case Trace(inside=number) if number:
-                inner.append(record)
-            case Trace(what="small"):
-                _add_small(small, record)
-            case Trace():
-                _add_trace(functions, modes, record)
-            case Happened():
-                _add_happened(happened, record)
-            case Calls(process=process, group=group) if (process, group) in functions:
-                functions[process, group].calls = record.count
-                functions[process, group].call_times = record.times
-            case Span():
-                report.spans.append(record)
-                report.seconds = max(report.seconds, record.at + record.seconds)
-            case Note():
-                report.notes.append(record)
-            case Start() if not report.command:
-                report.command, report.versions = record.command, dict(record.versions)
-            case End():
-                report.complete = True
-                report.versions |= record.versions
-                report.error = report.error or record.error
-    _add_inner(functions, inner)
-    for function in functions.values():
-        function.events.sort(key=lambda event: event.trace.at)
-        for index, event in enumerate(function.events, 1):
-            event.index = index
-    found = [*functions.values()]
-    report.functions = sorted(found, key=lambda f: (-f.avoidable_seconds, -f.seconds))
-    report.small = sorted(small.values(), key=lambda s: -s.seconds)
-    findings = [f for function in report.functions for f in _retraces(function)]
-    findings += [_finding(each) for each in happened.values()]
-    order = list(FINDINGS)
-    report.findings = sorted(findings, key=lambda f: (order.index(f.kind), -f.seconds))
-    return report
+        found.add(record)
+    return found.report()
 
 
 def _on_one_clock(records: list[Any]) -> Iterable[Any]:
@@ -74,66 +34,124 @@ def cost(trace: Trace) -> float:
     return sum(trace.seconds.values())
 
 
-def _add_trace(
-    functions: dict[tuple[int, str], Function], modes: set[tuple[int, str, str]], trace: Trace
-) -> None:
-    key = (trace.process, trace.group)
-    function = functions.get(key)
-    if function is None:
-        function = functions[key] = Function(
-            group=trace.group,
-            name=trace.function,
-            engine=trace.engine,
-            defined=trace.defined,
-            keras=trace.group.startswith("keras:"),
-            process=trace.process,
-        )
-    mode = (*key, trace.mode)
-    avoidable = not trace.failed and (bool(trace.causes) or mode in modes)
-    if not trace.failed:
-        modes.add(mode)
-    if avoidable and not trace.causes:
-        trace.causes = [Cause("unknown", "nothing that doctor can see differs")]
-    needed = {cause.kind for cause in trace.causes} == {"mode"}
-    function.events.append(Event(0, trace, avoidable and not needed, cost(trace)))
+class _Diagnosis:
+    """A report in the making."""
 
+    def __init__(self) -> None:
+        self._report = Report(complete=False)
+        self._process: int | None = None  # the first, which the others are children of
+        self._functions: dict[tuple[int, str], Function] = {}
+        self._modes: set[tuple[int, str, str]] = set()
+        self._inner: list[Trace] = []
+        self._small: dict[tuple[str, int], Small] = {}
+        self._happened: dict[Any, Happened] = {}
 
-def _add_small(small: dict[tuple[str, int], Small], trace: Trace) -> None:
-    found = small.setdefault(trace.called[:2], Small(trace.called))
-    found.count += 1
-    found.names[trace.function] = found.names.get(trace.function, 0) + 1
-    found.seconds += cost(trace)
+    def add(self, record: Any) -> None:
+        """Takes in a record."""
+        report = self._report
+        report.seconds = max(report.seconds, record.at)
+        match record:
+            case Trace(inside=number) if number:
+                self._inner.append(record)
+            case Trace(what="small"):
+                self._add_small(record)
+            case Trace():
+                self._add_trace(record)
+            case Happened():
+                self._add_happened(record)
+            case Calls():
+                function = self._functions.get((record.process, record.group))
+                if function is not None:
+                    function.calls, function.call_times = record.count, record.times
+            case Span():
+                report.spans.append(record)
+            case Note():
+                report.notes.append(record)
+            case Start():
+                self._add_start(record)
+            case End():
+                report.versions |= record.versions
+                if record.process == self._process:
+                    report.complete, report.error = True, record.error
 
+    def report(self) -> Report:
+        """The report."""
+        self._add_inner()
+        report = self._report
+        for function in self._functions.values():
+            function.events.sort(key=lambda event: event.trace.at)
+            for index, event in enumerate(function.events, 1):
+                event.index = index
+        found = self._functions.values()
+        report.functions = sorted(found, key=lambda f: (-f.avoidable_seconds, -f.seconds))
+        report.small = sorted(self._small.values(), key=lambda small: -small.seconds)
+        findings = [finding for f in report.functions for finding in _retraces(f)]
+        findings += [_finding(each) for each in self._happened.values()]
+        order = list(FINDINGS)
+        report.findings = sorted(findings, key=lambda f: (order.index(f.kind), -f.seconds))
+        return report
 
-def _add_inner(functions: dict[tuple[int, str], Function], inner: list[Trace]) -> None:
-    """Traces inside of others: their time is counted there.
+    def _add_start(self, record: Start) -> None:
+        if self._process is None:
+            self._process = record.process
+            self._report.command, self._report.versions = record.command, dict(record.versions)
 
-    Keras's functions on TensorFlow are nested: there, an inner one that is traced again is a trace
-    of the whole, and its time is taken off the outer one's.
-    """
-    outer = {(f.process, e.trace.number): (f, e) for f in functions.values() for e in f.events}
-    for trace in inner:
-        function, event = outer.get((trace.process, trace.inside), (None, None))
-        if function is None or event is None or trace.what != "trace":
-            continue
-        if trace.group == function.group and trace.causes:
-            event.cost -= cost(trace)
-            function.events.append(Event(0, trace, True, cost(trace)))
-        elif trace.group != function.group:
-            function.inner[trace.function] = function.inner.get(trace.function, 0) + 1
+    def _add_trace(self, trace: Trace) -> None:
+        key = (trace.process, trace.group)
+        function = self._functions.get(key)
+        if function is None:
+            function = self._functions[key] = Function(
+                group=trace.group,
+                name=trace.function,
+                engine=trace.engine,
+                defined=trace.defined,
+                keras=trace.group.startswith("keras:"),
+                process=trace.process,
+            )
+        mode = (*key, trace.mode)
+        avoidable = not trace.failed and (bool(trace.causes) or mode in self._modes)
+        if not trace.failed:
+            self._modes.add(mode)
+        if avoidable and not trace.causes:
+            trace.causes = [Cause("unknown", "nothing that doctor can see differs")]
+        needed = {cause.kind for cause in trace.causes} == {"mode"}
+        function.events.append(Event(0, trace, avoidable and not needed, cost(trace)))
 
+    def _add_inner(self) -> None:
+        """Traces inside of others: their time is counted there.
 
-def _add_happened(happened: dict[Any, Happened], record: Happened) -> None:
-    """The same thing at the same line is one thing."""
-    key = (record.process, record.kind, record.function, record.site[:2], record.what)
-    known = happened.get(key)
-    if known is None:
-        happened[key] = replace(record)
-    elif record.kind == "eager":
-        known.count = max(known.count, record.count)
-    else:
-        known.count += record.count
-        known.value, known.now = record.value or known.value, record.now
+        Keras's functions on TensorFlow are nested: there, an inner one that is traced again is a
+        trace of the whole, and its time is taken off the outer one's.
+        """
+        known = self._functions.values()
+        outer = {(f.process, event.trace.number): (f, event) for f in known for event in f.events}
+        for trace in self._inner:
+            function, event = outer.get((trace.process, trace.inside), (None, None))
+            if function is None or event is None or trace.what != "trace":
+                continue
+            if trace.group != function.group:
+                function.inner[trace.function] = function.inner.get(trace.function, 0) + 1
+            elif trace.causes:
+                event.cost -= cost(trace)
+                function.events.append(Event(0, trace, True, cost(trace)))
+
+    def _add_small(self, trace: Trace) -> None:
+        found = self._small.setdefault(trace.called[:2], Small(trace.called))
+        found.count += 1
+        found.names[trace.function] = found.names.get(trace.function, 0) + 1
+        found.seconds += cost(trace)
+
+    def _add_happened(self, record: Happened) -> None:
+        """The same thing at the same line is one thing."""
+        key = (record.process, record.kind, record.function, record.site[:2], record.what)
+        known = self._happened.get(key)
+        if known is None:
+            self._happened[key] = replace(record)
+        elif record.kind == "eager":
+            known.count = max(known.count, record.count)
+        else:
+            known.count += record.count
+            known.value, known.now = record.value or known.value, record.now
 
 
 def _retraces(function: Function) -> Iterable[Finding]:
