@@ -3,9 +3,19 @@
 import torch
 import witness
 
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.dropout = torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.dropout(self.layer(x))
+
+
 torch.manual_seed(0)
-network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
-model = torch.compile(network, backend=witness.dynamo("forward"))
+model = torch.compile(Net(), backend=witness.dynamo("forward"))
 x = torch.ones(2, 4)
 for _ in range(2):
     model.train()
