@@ -1,0 +1,7 @@
+"""Cures for Keras, on the engine of this process."""
+
+from __future__ import annotations
+
+from .cure import Cures
+
+CURES = Cures()
