@@ -1,0 +1,24 @@
+"""print of text and open of a file: they happen at the trace, and at no step after it."""
+
+import os
+import tempfile
+
+import tensorflow as tf
+import witness
+
+log = os.path.join(tempfile.mkdtemp(), "log.txt")
+
+
+@tf.function
+def step(x):
+    print("step runs")  # <- print
+    with open(log, "a") as file:  # <- open
+        file.write("step\n")
+    return x + 1
+
+
+for _ in range(3):
+    step(tf.ones((2,)))
+with open(log) as file:
+    lines = len(file.readlines())
+witness.say(traces={"step": step.experimental_get_tracing_count()}, lines=lines)

@@ -1,0 +1,71 @@
+"""Every script of the corpus under doctor: counts as the witness's, causes, lines and findings
+exactly as expected, and none where there is nothing to find.
+
+Each costs a process and an import. `TRAINSTEP_CORPUS=all` also runs every script alone, to see
+that the witness tells the same without doctor: do so on every new release of an engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import keras
+import pytest
+
+from .case import Case, check_again, check_counts, check_found, check_small
+from .cases_jax import CASES as JAX
+from .cases_tensorflow import CASES as TENSORFLOW
+from .cases_torch import CASES as TORCH
+from .running import SCRIPTS, Completed, examined, python
+
+ENGINE = keras.backend.backend()
+CASES = {"jax": JAX, "tensorflow": TENSORFLOW, "torch": TORCH}
+
+
+def witness_of(done: Completed) -> dict:
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", CASES[ENGINE], ids=lambda case: case.script)
+def test_doctor_says_what_happened_and_why(case: Case, tmp_path: Path) -> None:
+    done, report = examined(tmp_path, case.path)
+
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert report["complete"]
+    assert not report["error"]
+    check_counts(case, report, witness_of(done))
+    check_again(case, report)
+    check_found(case, report)
+    check_small(case, report)
+    assert done.stderr.strip(), "no report in words"
+
+
+@pytest.mark.skipif(os.environ.get("TRAINSTEP_CORPUS") != "all", reason="TRAINSTEP_CORPUS=all")
+@pytest.mark.parametrize("case", CASES[ENGINE], ids=lambda case: case.script)
+def test_the_witness_tells_the_same_without_doctor(case: Case) -> None:
+    done = python(case.path)
+
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = witness_of(done)
+    assert told["traces"] == case.traces
+    assert {k: told[k] for k in case.prints} == case.prints
+
+
+def test_every_script_is_judged_on_every_engine_that_it_is_for() -> None:
+    for engine, cases in CASES.items():
+        names = [case.script for case in cases]
+        assert len(set(names)) == len(names)
+        ours = {f.stem for f in SCRIPTS.glob(f"{engine}_*.py")}
+        assert ours <= set(names)
+    judged = {case.script for cases in CASES.values() for case in cases}
+    assert judged == {f.stem for f in SCRIPTS.glob("*.py")}
+
+
+def test_clean_scripts_expect_nothing() -> None:
+    for cases in CASES.values():
+        for case in cases:
+            if "_clean" in case.script:
+                assert case.clean, case.script
+                assert not case.again, case.script
