@@ -22,6 +22,7 @@ from trainstep._doctor._patches import Patches
 from trainstep._doctor._records import End, Log, Start
 from trainstep._doctor._report import Report
 from trainstep._doctor._tensorflow import TensorFlow
+from trainstep._doctor._torch import Torch
 from trainstep._doctor._watcher import Watcher
 from trainstep._version import __version__
 
@@ -43,6 +44,7 @@ class Doctor:
         self._keras = Keras(self._watcher)
         self._tensorflow = TensorFlow(self._watcher, self._keras)
         self._jax = Jax(self._watcher, self._keras)
+        self._torch = Torch(self._watcher, self._keras)
         self._command = list(command)
         self._running = False
 
@@ -53,6 +55,7 @@ class Doctor:
         self._keras.install(self._patches)
         self._tensorflow.install(self._patches)
         self._jax.install(self._patches)
+        self._torch.install(self._patches)
         return self
 
     def stop(self, error: str = "") -> None:
@@ -64,6 +67,7 @@ class Doctor:
         self._watcher.active = False
         self._watcher.guarded(self._keras.eager.finish)
         self._watcher.guarded(self._tensorflow.finish)
+        self._watcher.guarded(self._torch.finish)
         self._watcher.finish()
         self.log.note(End(versions=versions(), error=error))
         self.log.close()
