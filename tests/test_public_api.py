@@ -155,3 +155,16 @@ def test_the_check_of_the_import_can_fail(tmp_path: Path) -> None:
         "engines"
     }
     assert found["printed"] == "hello\n"
+
+
+def test_names_are_known_without_importing_what_they_are() -> None:
+    from trainstep import _names, _public
+
+    assert list(_names.NAMES) == sorted([*_public.__all__, "doctor"])
+
+
+def test_asking_for_a_name_that_is_not_there_imports_nothing() -> None:
+    probe = "import sys, trainstep; print(hasattr(trainstep, 'torch'), 'keras' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["False", "False"]

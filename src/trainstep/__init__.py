@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     from trainstep._doctor import doctor as doctor
     from trainstep._public import *  # noqa: F403
 else:
+    from trainstep._names import NAMES as _NAMES
+
+    __all__ = list(_NAMES)
 
     def __getattr__(name: str) -> Any:
-        if name.startswith("_") and name != "__all__":  # a module that nobody has imported
+        if name not in __all__:
             raise AttributeError(f"module 'trainstep' has no attribute {name!r}")
         if name == "doctor":
             from trainstep._doctor import doctor
@@ -23,12 +26,8 @@ else:
             return doctor
         from trainstep import _public
 
-        if name == "__all__":
-            return sorted([*_public.__all__, "doctor"])
-        if name not in _public.__all__:
-            raise AttributeError(f"module 'trainstep' has no attribute {name!r}")
         globals()[name] = found = getattr(_public, name)  # asked for once
         return found
 
     def __dir__() -> list[str]:
-        return __getattr__("__all__")
+        return __all__
