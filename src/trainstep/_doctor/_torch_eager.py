@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -19,7 +18,7 @@ from trainstep._doctor._eager import Eager
 from trainstep._doctor._functions import code_of
 from trainstep._doctor._patches import Patches
 from trainstep._doctor._records import Happened
-from trainstep._doctor._sites import site
+from trainstep._doctor._sites import outwards, site
 from trainstep._doctor._watcher import Watcher
 
 _COMPILED = "CompiledFunctionBackward"
@@ -37,10 +36,6 @@ class _Place:
         self.known: Happened | None = None  # in which they are counted
 
 
-class _Thread(threading.local):
-    running = False
-
-
 class Gradients:
     """Counts them.
 
@@ -54,7 +49,7 @@ class Gradients:
         self._watcher, self._eager, self._unseen = watcher, eager, unseen
         self._places: dict[tuple[int, int], _Place] = {}
         self._lines: dict[tuple[str, int], _Place] = {}
-        self._thread = _Thread()
+        self._run: CodeType | None = None
 
     def install(self, patches: Patches, autograd: Any) -> None:
         """Hooks `torch.autograd`."""
@@ -64,13 +59,11 @@ class Gradients:
     def _counting(self, torch: Any, autograd: Any, original: Any) -> Any:
         set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
         own = (autograd.__file__, os.path.join(os.path.dirname(torch.__file__), "_tensor.py"))
-        places, thread, getframe = self._places, self._thread, sys._getframe
+        places, getframe = self._places, sys._getframe
 
         # Runs at every gradient: calls no Python function, unless there is something to look at.
         @functools.wraps(original)
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if thread.running:  # a gradient inside of one, as in checkpointing
-                return original(outputs, *args, **kwargs)
             frame: Any = getframe(1)
             while frame.f_code.co_filename in own:
                 frame = frame.f_back
@@ -85,13 +78,10 @@ class Gradients:
                 place.calls += 1
                 if place.known is not None:
                     place.known.count += 1
-            thread.running = True
-            try:
-                return original(outputs, *args, **kwargs)
-            finally:
-                thread.running = False
+            return original(outputs, *args, **kwargs)
 
-        _leave_uncompiled(torch, code_of(run))
+        self._run = code_of(run)
+        _leave_uncompiled(torch, self._run)
         return run
 
     def _look(self, outputs: Any, frame: FrameType) -> None:
@@ -106,9 +96,15 @@ class Gradients:
         else:  # a library, which takes gradients for many
             place = self._lines.setdefault(site(frame)[:2], _Place())
         if place.calls & (place.calls - 1) == 0:
-            place.is_eager = not self._unseen() and _is_eager(outputs)
+            place.is_eager = (
+                not self._unseen() and not self._is_inside(frame) and _is_eager(outputs)
+            )
         place.calls += 1
         place.known = self._eager("torch", frame) if place.is_eager else None
+
+    def _is_inside(self, frame: FrameType) -> bool:
+        """Whether a gradient is taken inside of one, as in checkpointing."""
+        return any(each.f_code is self._run for each in outwards(frame))
 
 
 def _is_eager(outputs: Any) -> bool:
