@@ -65,7 +65,7 @@ class Gradients:
         @functools.wraps(original)
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             frame: Any = getframe(1)
-            while frame.f_code.co_filename in own:
+            while frame.f_code.co_filename in own and frame.f_back is not None:
                 frame = frame.f_back
             place = places.get((id(frame.f_code), frame.f_lasti))
             if place is None or place.calls & (place.calls - 1) == 0:
