@@ -125,7 +125,7 @@ def test_without_dynamic_sizes_each_size_is_a_program(witness: CompileCounter) -
     assert all("vary" not in each.note for each in traces(found))
 
 
-def change_global(value: float) -> None:
+def change_global(value: Any) -> None:
     globals()["scale"] = value
 
 
@@ -310,6 +310,87 @@ def test_dropping_all_programs_is_told(witness: CompileCounter) -> None:
     assert len(traces(found)) == witness.frame_count == 3
     assert "torch._dynamo.reset()" in causes(found)[1][0][1]
     assert causes(found)[2] == [("shape", "x: float32[3] -> float32[4]")]
+
+
+# Cures ------------------------------------------------------------------------------------------
+
+
+def dynamic_size(witness: CompileCounter) -> None:
+    step = torch.compile(lambda x: x * 2, backend=witness, dynamic=True)
+    for n in (3, 4, 5):
+        step(torch.ones(n))
+
+
+def marked_size(witness: CompileCounter) -> None:
+    step = torch.compile(lambda x: x * 2, backend=witness)
+    for n in (3, 4, 5):
+        x = torch.ones(n)
+        torch._dynamo.mark_dynamic(x, 0)
+        step(x)
+
+
+def tensor_for_a_number(witness: CompileCounter) -> None:
+    step = torch.compile(lambda x, n: x * n, backend=witness)
+    for n in (2, 3, 4):
+        step(torch.ones(3), torch.tensor(n))
+
+
+def tensor_for_a_global(witness: CompileCounter) -> None:
+    step = torch.compile(of_global, backend=witness)
+    for value in (2.0, 3.0, 4.0):
+        change_global(torch.tensor(value))
+        step(torch.ones(3))
+
+
+def buffer_for_an_attribute(witness: CompileCounter) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("k", torch.tensor(1))
+
+        def forward(self, x: Any) -> Any:
+            return x * self.k
+
+    net = Net()
+    step = torch.compile(net, backend=witness)
+    for net.k in map(torch.tensor, (1, 2, 3)):
+        step(torch.ones(3))
+
+
+def tensor_for_an_item(witness: CompileCounter) -> None:
+    def step(x: Any) -> Any:
+        n = x.sum()
+        return torch.where(n > 2, x * n, x + n)
+
+    compiled = torch.compile(step, backend=witness)
+    for value in (0.1, 0.3, 3.0):
+        compiled(torch.full((3,), value))
+
+
+def function_made_once(witness: CompileCounter) -> None:
+    step = torch.compile(lambda x, n: x * n, backend=witness)
+    for n in (2, 3, 4):
+        step(torch.ones(3), torch.tensor(n))
+
+
+CURED = [
+    dynamic_size,
+    marked_size,
+    tensor_for_a_number,
+    tensor_for_a_global,
+    buffer_for_an_attribute,
+    tensor_for_an_item,
+    function_made_once,
+]
+
+
+@pytest.mark.parametrize("cured", CURED)
+def test_the_cure_leaves_one_program(cured: Any, witness: CompileCounter) -> None:
+    with trainstep.doctor() as found:
+        cured(witness)
+
+    assert witness.frame_count == len(traces(found)) == 1
+    assert found.report.findings == []
 
 
 # Modes ------------------------------------------------------------------------------------------
@@ -614,6 +695,31 @@ def test_a_backward_program_belongs_to_its_function() -> None:
     assert trace.seconds["compile"] > before.get("compile", 0.0)
 
 
+def test_a_model_of_keras_that_is_compiled_is_one_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import keras
+    import numpy as np
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda fn: real(fn, backend="eager"))
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=True)
+    x = np.ones((6, 3), "float32")
+    model(x)
+    with trainstep.doctor() as found:
+        model.predict(x, batch_size=4, verbose=0)
+
+    (function,) = found.report.functions
+    assert function.keras
+    assert function.name == f"predict function of model {model.name!r}"
+    assert {each.called.text for each in traces(found)} == {
+        "model.predict(x, batch_size=4, verbose=0)"
+    }
+    assert function.retraces == 1
+    assert causes(found)[-1][0][0] == "shape"
+
+
 # Leaving things as they are ---------------------------------------------------------------------
 
 
@@ -663,6 +769,26 @@ def test_all_is_put_back() -> None:
     assert torch.autograd._engine_run_backward is run
     assert "clear" not in vars(callback_handler)
     assert callback_handler.start_callbacks == callback_handler.end_callbacks == callbacks
+
+
+def test_a_version_that_lacks_something_is_watched_as_far_as_it_goes(
+    monkeypatch: pytest.MonkeyPatch, witness: CompileCounter
+) -> None:
+    told = "get_and_maybe_log_recompilation_reasons"
+    real = getattr(convert_frame, told)
+    found = Doctor()
+    with monkeypatch.context() as gone:
+        gone.delattr(convert_frame, told)
+        found.start()
+    assert getattr(convert_frame, told) is real
+    step = torch.compile(lambda x: x * 2, backend=witness)
+    for n in (3, 4):
+        step(torch.ones(n))
+    found.stop()
+
+    assert len(notes(found)) == 1
+    assert told in notes(found)[0]
+    assert causes(found) == [[], [("shape", "x: float32[3] -> float32[4]")]]
 
 
 def test_what_has_happened_is_written_at_once() -> None:

@@ -28,13 +28,12 @@ from trainstep._doctor._torch_eager import Gradients
 from trainstep._doctor._torch_frames import Codes, entered, mode, scope_of, signature
 from trainstep._doctor._torch_guards import cause, reasons, varies_now
 from trainstep._doctor._torch_history import History, Program
+from trainstep._doctor._torch_metrics import leaves_mark, measure, metrics_of
 from trainstep._doctor._torch_paths import Scope
 from trainstep._doctor._watcher import Open, Watcher
 
-_MARKING = ("inductor", "aot", "cudagraphs")  # backends that leave a mark in the graph of a loss
 _OWN_ERROR = "Observed exception"  # that the user's code raises
 _FIRST = ("shape", "dtype", "mode")  # causes that say more than that Keras made a function again
-_CACHES = ("inductor_fx_local_cache", "inductor_fx_remote_cache")
 
 
 class _Compiling:
@@ -187,7 +186,7 @@ class Torch:
         self._describe(trace, modes, entry, is_new=is_new)
         seen = signature(scope, local)
         trace.signature = str(seen)
-        self._unseen = self._unseen or not _leaves_mark(given.get("compiler_fn"))
+        self._unseen = self._unseen or not leaves_mark(given.get("compiler_fn"))
         compiling = _Compiling(self._watcher.begin(trace), Program(trace, seen), scope, replaces)
         compiling.number = str(given["compile_id"])
         compiling.is_whole = bool(given.get("one_graph"))
@@ -226,9 +225,9 @@ class Torch:
         if scope is None or not (is_program or trace.failed):
             self._watcher.drop(compiling.opened)  # nothing was compiled: no tensors in it
             return
-        metrics = _metrics(utils, compiling.number)
-        _measure(trace, metrics, time.perf_counter() - compiling.began)
-        told = reasons(compiling.told)
+        metrics = metrics_of(utils, compiling.number)
+        measure(trace, metrics, time.perf_counter() - compiling.began)
+        told = reasons(compiling.told or _told(metrics))
         causes, reason = self._history.causes(compiling.program, told, scope, compiling.replaces)
         if not trace.causes or (causes and causes[0].kind in _FIRST):
             trace.causes = causes
@@ -290,32 +289,7 @@ def _is_backward(args: Any) -> bool:
     return getattr(trigger, "name", "") == "LAZY_BACKWARD"
 
 
-def _leaves_mark(backend: Any) -> bool:
-    """Whether a loss that a backend's program made can be told from another."""
-    while hasattr(backend, "_torchdynamo_orig_backend"):
-        backend = backend._torchdynamo_orig_backend
-    name = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", "")
-    return str(name).startswith(_MARKING)
-
-
-def _metrics(utils: Any, number: str) -> Any:
-    """What PyTorch measured for a program."""
-    for each in reversed(utils.get_compilation_metrics()):
-        if each.compile_id == number and each.is_forward is not False:
-            return each
-    return None
-
-
-def _measure(trace: Trace, metrics: Any, seconds: float) -> None:
-    """Says what a trace cost: of what PyTorch measured, each part includes the next."""
-    names = ("dynamo", "aot_autograd", "inductor")
-    told = [getattr(metrics, f"{each}_cumulative_compile_time_us", None) for each in names]
-    whole, lower, made = ((each or 0) / 1e6 for each in told)
-    whole = whole or seconds
-    parts = {"trace": whole - lower, "lower": lower - made, "compile": made}
-    trace.seconds = {name: round(took, 6) for name, took in parts.items() if took > 0}
-    hits, misses = (
-        sum(getattr(metrics, f"{cache}_{count}_count", None) or 0 for cache in _CACHES)
-        for count in ("hit", "miss")
-    )
-    trace.from_disk = hits > 0 and not misses
+def _told(metrics: Any) -> list[str]:
+    """The one reason that is kept, for a version whose reasons cannot be heard."""
+    reason = getattr(metrics, "recompile_reason", None)
+    return [reason] if reason else []
