@@ -53,20 +53,23 @@ class Gradients:
 
     def install(self, patches: Patches, autograd: Any) -> None:
         """Hooks `torch.autograd`."""
-        make = functools.partial(self._counting, sys.modules["torch"], autograd)
+        make = functools.partial(self._counting, sys.modules["torch"])
         patches.replace(autograd, "_engine_run_backward", make)
 
-    def _counting(self, torch: Any, autograd: Any, original: Any) -> Any:
+    def _counting(self, torch: Any, original: Any) -> Any:
         set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
-        own = (autograd.__file__, os.path.join(os.path.dirname(torch.__file__), "_tensor.py"))
+        method = os.path.join(os.path.dirname(torch.__file__), "_tensor.py")  # Tensor.backward
         places, getframe = self._places, sys._getframe
 
         # Runs at every gradient: calls no Python function, unless there is something to look at.
         @functools.wraps(original)
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            frame: Any = getframe(1)
-            while frame.f_code.co_filename in own and frame.f_back is not None:
-                frame = frame.f_back
+            try:
+                frame: Any = getframe(2)  # that called `torch.autograd.backward` or `grad`
+                if frame.f_code.co_filename == method:
+                    frame = getframe(3)
+            except ValueError:  # not from Python
+                return original(outputs, *args, **kwargs)
             place = places.get((id(frame.f_code), frame.f_lasti))
             if place is None or place.calls & (place.calls - 1) == 0:
                 before = set_eval_frame(None)  # inside a compiled function, ours would be compiled
