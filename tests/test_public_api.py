@@ -110,9 +110,11 @@ def test_all_is_exact_and_sorted() -> None:
 
 
 def test_no_other_public_name_is_exported() -> None:
+    for name in NAMES:  # asked for once, a name is there
+        getattr(ts, name)
     public = [n for n, o in vars(ts).items() if not n.startswith("_") and not inspect.ismodule(o)]
 
-    assert sorted(public) == NAMES
+    assert sorted([*public, "doctor"]) == NAMES
 
 
 def test_there_is_a_version() -> None:
@@ -156,3 +158,17 @@ def test_the_check_of_the_import_can_fail(tmp_path: Path) -> None:
         "engines"
     }
     assert found["printed"] == "hello\n"
+
+
+def test_names_are_known_without_importing_what_they_are() -> None:
+    from trainstep import _names, _public
+
+    passed_on = [name for name in vars(_public) if not name.startswith("_")]
+    assert list(_names.NAMES) == sorted([*passed_on, "doctor"])
+
+
+def test_asking_for_a_name_that_is_not_there_imports_nothing() -> None:
+    probe = "import sys, trainstep; print(hasattr(trainstep, 'torch'), 'keras' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["False", "False"]

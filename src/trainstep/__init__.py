@@ -5,18 +5,20 @@ that needs them. A script may so be watched (`trainstep doctor`) that uses no Ke
 its engine itself.
 """
 
-from typing import TYPE_CHECKING
-from typing import Any as _Any
+import typing as _typing
 
 from trainstep._version import __version__ as __version__
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from trainstep._doctor import doctor as doctor
     from trainstep._public import *  # noqa: F403
 else:
+    from trainstep._names import NAMES as _NAMES
 
-    def __getattr__(name: str) -> _Any:
-        if name.startswith("_") and name != "__all__":  # a module that nobody has imported
+    __all__ = list(_NAMES)
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name not in __all__:
             raise AttributeError(f"module 'trainstep' has no attribute {name!r}")
         if name == "doctor":
             from trainstep._doctor import doctor
@@ -24,12 +26,8 @@ else:
             return doctor
         from trainstep import _public
 
-        if name == "__all__":
-            return sorted([*_public.__all__, "doctor"])
-        if name not in _public.__all__:
-            raise AttributeError(f"module 'trainstep' has no attribute {name!r}")
         globals()[name] = found = getattr(_public, name)  # asked for once
         return found
 
     def __dir__() -> list[str]:
-        return __getattr__("__all__")
+        return __all__

@@ -59,7 +59,7 @@ CURES: dict[str, dict[str, str]] = {
         ),
         "torch": (
             "a value around the function is part of the program: pass it as a tensor argument, or "
-            "keep it in a tensor"
+            "keep it in a tensor (in a module: `register_buffer`)"
         ),
     },
     "structure": {
@@ -100,8 +100,8 @@ CURES: dict[str, dict[str, str]] = {
             "`tf.constant(value)` or a NumPy number"
         ),
         "torch": (
-            "a Python number is part of the program: pass a tensor, or expect one compilation "
-            "for each value"
+            "a Python number is part of the program: pass a tensor (`torch.tensor(n)`); one that "
+            "has changed once is taken to vary, as long as nothing branches on it"
         ),
     },
     "item": {

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Protocol, overload
 
 from trainstep._advice import Effect
@@ -109,10 +110,15 @@ class Events(Sequence[TraceEvent]):
 
 
 class Ledger(Events):
-    """The traces of one function."""
+    """The traces of one function.
 
-    def __init__(self, name: str) -> None:
+    Attributes:
+        code: The function's code, if it is one that the user wrote.
+    """
+
+    def __init__(self, name: str, code: CodeType | None = None) -> None:
         super().__init__(name, [])
+        self.code = code
         self._signatures: list[Signature | None] = []
         with _registry_lock:
             _registry.append(weakref.ref(self, _registry.remove))

@@ -13,6 +13,7 @@ else (a list, an object of the user's) may mean something else each time, and sh
 from __future__ import annotations
 
 import enum
+import inspect
 import types
 import weakref
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from trainstep._finite import Guard, Unguarded, guard
 from trainstep._ledger import Ledger
 from trainstep._policies import Policies
 from trainstep._program import Programs
+from trainstep._site import is_users_file
 
 _PLACE = "_trainstep_programs"
 _BY_VALUE = (bool, int, float, str, bytes, type(None), enum.Enum)
@@ -53,7 +55,9 @@ def shared(
     fn: Callable[..., Any], name: str, bound: int, policies: Policies, settings: tuple[Any, ...]
 ) -> Shared:
     """The programs, ledger and guard of a function: those of an equal one, or new ones."""
-    new = Programs(bound), Ledger(name), guard(name, policies.nan_policy)
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    written = code if code is not None and is_users_file(code) else None
+    new = Programs(bound), Ledger(name, written), guard(name, policies.nan_policy)
     captured = _captured(fn)
     owner = next((c for c in captured or () if isinstance(c, keras.Model)), None)
     if captured is None or owner is None:

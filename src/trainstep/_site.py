@@ -40,7 +40,7 @@ def is_users(frame: FrameType) -> bool:
 
 def is_users_file(code: CodeType) -> bool:
     """Whether a piece of code was written by the user, and not installed."""
-    return not _is_installed(code.co_filename)
+    return not is_installed(code.co_filename)
 
 
 def is_users_module(module: ModuleType) -> bool:
@@ -49,11 +49,11 @@ def is_users_module(module: ModuleType) -> bool:
     root = module.__name__.partition(".")[0]
     if file is None:
         return root == "__main__"
-    return root not in _LIBRARIES and not _is_installed(file)
+    return root not in _LIBRARIES and not is_installed(file)
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
     """Whether a file is part of Python, of an installed package or of trainstep."""
     if file.startswith("<"):  # "<frozen ...>", but a "<stdin>" or a notebook's cell is the user's
         return file.startswith(("<frozen", "<__array_function__"))

@@ -16,13 +16,13 @@ class Eager:
         self._watcher = watcher
         self._counts: dict[tuple[str, str, int], Happened] = {}
 
-    def __call__(self, engine: str, frame: FrameType) -> None:
-        """A gradient was taken in a frame."""
+    def __call__(self, engine: str, frame: FrameType) -> Happened | None:
+        """A gradient was taken in a frame; what it is counted in, if it counts."""
         if self._watcher.open_traces() or is_ours(frame):
-            return
+            return None
         place = site(frame)
         if not place.file:
-            return
+            return None
         key = (engine, place.file, place.line)
         known = self._counts.get(key)
         if known is None:
@@ -31,10 +31,11 @@ class Eager:
                 kind="eager", engine=engine, function=place.function, site=place, what=what
             )
             self._counts[key] = known
-            return
+            return known
         known.count += 1
         if known.count & (known.count - 1) == 0:  # 2, 4, 8, ...: a killed run tells as much
             self._watcher.log.note(_copy(known))
+        return known
 
     def finish(self) -> None:
         """Notes how many there were."""

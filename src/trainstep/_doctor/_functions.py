@@ -7,6 +7,7 @@ import inspect
 import types
 from typing import Any
 
+from trainstep._doctor._records import Cause
 from trainstep._doctor._watcher import weak
 
 _INNER = ("__wrapped__", "_python_function", "func")
@@ -66,6 +67,14 @@ def code_of(fn: Any) -> types.CodeType | None:
     """The code of a function or a method."""
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
     return code if isinstance(code, types.CodeType) else None
+
+
+def another(fn: Any, number: int, made: str = "") -> Cause:
+    """A further function object of one code, as the cause of a trace."""
+    if isinstance(fn, types.MethodType):
+        kind = type(fn.__self__).__name__
+        return Cause("instance", f"a method of object number {number} of class `{kind}`{made}")
+    return Cause("function", f"function object number {number} of one definition{made}")
 
 
 class Known:

@@ -13,11 +13,11 @@ import itertools
 import re
 import sys
 import threading
-from types import CodeType, FrameType, MethodType
+from types import CodeType, FrameType
 from typing import Any
 
 from trainstep import _site
-from trainstep._doctor._functions import Objects, code_of, innermost, title
+from trainstep._doctor._functions import Objects, another, code_of, innermost, title
 from trainstep._doctor._keras import Keras, in_words
 from trainstep._doctor._patches import Patches
 from trainstep._doctor._records import Cause, Site, Trace
@@ -37,7 +37,6 @@ _DEEP = 12  # frames between a listener and the function that traces
 _RECENT = 50
 _STATIC = re.compile(r"CustomNode\(Static\[.*?\], \[\]\)")
 _WIDE = 80
-_ELSEWHERE = Cause("sharding", "the same trace, for arguments that lie on other devices")
 
 
 class _Pending:
@@ -171,7 +170,7 @@ class Jax:
             if new and number > 1 and self._objects.is_own(raw, trace.function):
                 trace.group += f"#{number}"
             elif new and number > 1:
-                made = [_another(raw, number)]
+                made = [another(raw, number)]
         opened = self._watcher.begin(trace, fn, _values(found), list if step is None else step.uses)
         self._compare(trace, signature, number, made)
         if step is not None:
@@ -223,17 +222,13 @@ class Jax:
         if known and known[-1].what == "trace":
             first = known[-1]
             trace.group, trace.function, trace.what = first.group, first.function, "compile"
-            trace.defined, trace.causes = first.defined, [_ELSEWHERE]
+            trace.defined = first.defined
+            text = f"the same trace, for arguments on other devices ({first.signature})"
+            trace.causes = [Cause("sharding", text)]
         trace.called = site(frame)
         self._watcher.log.begin(trace)
         self._watcher.log.note(trace)
         return trace
-
-
-def _another(raw: Any, number: int) -> Cause:
-    if isinstance(raw, MethodType):
-        return Cause("instance", f"a method of object number {number} of its class")
-    return Cause("function", f"function object number {number} of one definition")
 
 
 def _called(trace: Trace) -> Site:

@@ -273,5 +273,10 @@ def flags(model: Any) -> Flags:
 
 
 def _is_step(code: CodeType) -> bool:
+    return _site.is_users_file(code) or is_keras_code(code)
+
+
+def is_keras_code(code: CodeType) -> bool:
+    """Whether a function is one that Keras makes for a model."""
     file = code.co_filename.replace("\\", "/")
-    return _site.is_users_file(code) or ("/keras/" in file and file.endswith("trainer.py"))
+    return "/keras/" in file and file.endswith("trainer.py")

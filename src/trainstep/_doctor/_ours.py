@@ -9,8 +9,8 @@ from types import FrameType
 
 from trainstep._advice import Effect
 from trainstep._doctor._patches import Patches
-from trainstep._doctor._records import Cause, Happened, Trace
-from trainstep._doctor._sites import site
+from trainstep._doctor._records import NOWHERE, Cause, Happened, Trace
+from trainstep._doctor._sites import defined, site
 from trainstep._doctor._watcher import Watcher, side_effect
 from trainstep._ledger import Ledger, TraceEvent, listeners
 
@@ -41,6 +41,7 @@ class Ours:
             engine="trainstep",
             group=f"trainstep:{self._watcher.serial(ledger, 'ledger')}",
             function=event.function,
+            defined=NOWHERE if ledger.code is None else defined(ledger.code),
             called=site(frame),
             what="trace" if event.runs_python else "compile",
             signature=event.signature,

@@ -22,6 +22,7 @@ from trainstep._doctor._patches import Patches
 from trainstep._doctor._records import End, Log, Start
 from trainstep._doctor._report import Report
 from trainstep._doctor._tensorflow import TensorFlow
+from trainstep._doctor._torch import Torch
 from trainstep._doctor._watcher import Watcher
 from trainstep._doctor._xla import XlaLog
 from trainstep._version import __version__
@@ -47,6 +48,7 @@ class Doctor:
         self._keras = Keras(self._watcher)
         self._tensorflow = TensorFlow(self._watcher, self._keras)
         self._jax = Jax(self._watcher, self._keras)
+        self._torch = Torch(self._watcher, self._keras)
         self._ours = Ours(self._watcher)
         self._command = list(command)
         self._xla = XlaLog(self._tensorflow.compiled) if xla else None
@@ -61,6 +63,7 @@ class Doctor:
         self._keras.install(self._patches)
         self._tensorflow.install(self._patches)
         self._jax.install(self._patches)
+        self._torch.install(self._patches)
         self._ours.install(self._patches)
         return self
 
@@ -75,6 +78,7 @@ class Doctor:
         self._watcher.active = False
         self._watcher.guarded(self._keras.eager.finish)
         self._watcher.guarded(self._tensorflow.finish)
+        self._watcher.guarded(self._torch.finish)
         self._watcher.check_jax()
         self.log.note(End(versions=versions(), error=self.error))
         self.log.close()

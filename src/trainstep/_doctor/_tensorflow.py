@@ -19,7 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from trainstep import _site
-from trainstep._doctor._functions import code_of, innermost
+from trainstep._doctor._functions import another, code_of, innermost
 from trainstep._doctor._keras import Keras, in_words
 from trainstep._doctor._patches import Patches
 from trainstep._doctor._records import Calls, Cause, Site, Trace
@@ -224,7 +224,7 @@ class TensorFlow:
             step.describe(trace)
         else:
             trace.group = f"tensorflow:{trace.defined.file}:{trace.defined.line}:{trace.function}"
-        trace.causes = self._causes(trace, found, options, made) or []
+        trace.causes = self._causes(trace, found, options, made, fn)
         if asked != kind:
             wider = relaxed(kind, asked)
             trace.note = f"TensorFlow then traced a version for any such size: {wider}"
@@ -243,7 +243,7 @@ class TensorFlow:
         return opened, made
 
     def _causes(
-        self, trace: Trace, found: dict[str, Any], options: Any, made: Made | None
+        self, trace: Trace, found: dict[str, Any], options: Any, made: Made | None, fn: Any
     ) -> list[Cause]:
         """Why it is traced: against the types that it was traced for."""
         asked, context = found["lookup_func_type"], found["current_func_context"]
@@ -259,21 +259,19 @@ class TensorFlow:
         if known or traced:
             return context_causes(context, [where for where, _ in known])
         if trace.group.startswith("tensorflow:") and made is not None:
-            return self._another(trace, made)
+            return self._another(trace, made, fn)
         return []
 
-    def _another(self, trace: Trace, made: Made) -> list[Cause]:
+    def _another(self, trace: Trace, made: Made, fn: Any) -> list[Cause]:
         """A further function object of one code, if there were others."""
         known = next(known for known in self._made.values() if made in known)
         earlier = [each for each in known if each is not made and each.traces]
         if not earlier:
             return []
         self._replaced.append((trace, [(each, each.calls) for each in earlier]))
-        number, line = len(earlier) + 1, _site.name(*made.where[:2])
-        if made.bound:
-            text = f"a method of object number {number} of its class, called at {line}"
-            return [Cause("instance", text)]
-        return [Cause("function", f"function object number {number}, made at {line}")]
+        called = "called" if made.bound else "made"
+        line = _site.name(*made.where[:2])
+        return [another(fn, len(earlier) + 1, f", {called} at {line}")]
 
     def _end(self, opened: Open, made: Made | None, program: Any, seconds: float) -> None:
         trace = opened.trace

@@ -155,6 +155,13 @@ class Watcher:
         self.kept.append(kept)
         return kept
 
+    def drop(self, opened: Open) -> None:
+        """A trace turns out to be none."""
+        stack = self.open_traces()
+        if opened in stack:
+            del stack[stack.index(opened) :]
+            self.guarded(opened.close)
+
     def _effects(self, trace: Trace, observer: Observer) -> None:
         for effect in observer.found():
             self.log.note(side_effect(trace, effect))
