@@ -9,11 +9,12 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-import sample_reports as samples
 
 from trainstep._doctor import _html, _page, _source
 from trainstep._doctor._records import Site, Span
 from trainstep._doctor._report import Report
+
+from . import sample_reports as samples
 
 Sample = Callable[[], Report]
 every = pytest.mark.parametrize("sample", samples.ALL, ids=lambda sample: sample.__name__)

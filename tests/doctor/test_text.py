@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import sample_reports as samples
 
 from trainstep._advice import FINDINGS
 from trainstep._doctor import _words as words
 from trainstep._doctor._records import Site
 from trainstep._doctor._report import Report
 from trainstep._doctor._text import text
+
+from . import sample_reports as samples
 
 Sample = Callable[[], Report]
 every = pytest.mark.parametrize("sample", samples.ALL, ids=lambda sample: sample.__name__)
