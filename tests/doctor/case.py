@@ -74,7 +74,7 @@ def retraced(function: str, *again: Again, **traces: int) -> dict[str, Any]:
     return {
         "traces": {function: len(again) + 1} | traces,
         "again": {function: again},
-        "found": (Found("retraces", cause=cause, says=(function.split(" ")[-1],)),),
+        "found": (Found("retraces", cause=cause, says=(function.rsplit(" ", maxsplit=1)[-1],)),),
     }
 
 
@@ -198,7 +198,9 @@ def fits(one: Found, finding: Json, path: Path, lines: Lines) -> bool:
             one.before in str(finding["before"]),
             one.now in str(finding["now"]),
             not one.noticed
-            or (noticed and (Path(noticed["file"]), noticed["line"]) in at(path, lines, one.noticed)),
+            or (
+                noticed and (Path(noticed["file"]), noticed["line"]) in at(path, lines, one.noticed)
+            ),
         )
     )
 

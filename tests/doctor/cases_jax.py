@@ -98,9 +98,7 @@ KERAS = [
         "keras_validation",
         traces={"train of net": 1, "test of net": 2},
         again={
-            "test of net": (
-                Again("fit", "shape", ("[4,4]", "[2,4]"), via="validation inside fit"),
-            )
+            "test of net": (Again("fit", "shape", ("[4,4]", "[2,4]"), via="validation inside fit"),)
         },
         found=(Found("retraces", cause="shape", says=("net",)),),
     ),

@@ -35,7 +35,9 @@ BARE = [
             Again("name", "static", ("activation", "relu", "tanh")),
         ),
     ),
-    Case("tensorflow_object", **retraced("scaled", *times(3, Again("call", "object", ("settings",))))),
+    Case(
+        "tensorflow_object", **retraced("scaled", *times(3, Again("call", "object", ("settings",))))
+    ),
     Case("tensorflow_structure", **retraced("joined", Again("tuple", "structure", ("parts",)))),
     Case(
         "tensorflow_optional",

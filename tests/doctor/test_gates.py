@@ -51,7 +51,9 @@ SHOWING = {
     },
 }[ENGINE]
 THREE = {"jax": "jax_static", "tensorflow": "tensorflow_dtype", "torch": "torch_dtype"}[ENGINE]
-CLEAN = {"jax": "jax_clean", "tensorflow": "tensorflow_clean_nested", "torch": "torch_clean"}[ENGINE]
+CLEAN = {"jax": "jax_clean", "tensorflow": "tensorflow_clean_nested", "torch": "torch_clean"}[
+    ENGINE
+]
 
 
 def script(name: str) -> Path:

@@ -114,7 +114,9 @@ def test_the_report_is_written_when_the_script_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["raise KeyboardInterrupt", "os.kill(os.getpid(), signal.SIGINT)"])
 def test_an_interrupted_script_ends_as_interrupted_with_a_report(how: str, tmp_path: Path) -> None:
-    script = written(tmp_path, f"import os, signal, time\nprint('on', flush=True)\n{how}\ntime.sleep(60)")
+    script = written(
+        tmp_path, f"import os, signal, time\nprint('on', flush=True)\n{how}\ntime.sleep(60)"
+    )
     report = tmp_path / "report.json"
     alone = python(script)
     under = doctor(script, options=["--json", report])

@@ -34,7 +34,12 @@ def step(state, x, y, *, training=True):
     moments = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["moments"], gradients)
     params = jax.tree.map(lambda p, m: p - rate * m, state["params"], moments)
     jax.debug.callback(lambda value: seen.append(float(value)), loss)
-    return {"params": params, "moments": moments, "key": following, "count": state["count"] + 1}, loss
+    return {
+        "params": params,
+        "moments": moments,
+        "key": following,
+        "count": state["count"] + 1,
+    }, loss
 
 
 seen = []

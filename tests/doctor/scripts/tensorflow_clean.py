@@ -12,7 +12,12 @@ import witness
 
 keras.utils.set_random_seed(0)
 model = keras.Sequential(
-    [keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+    [
+        keras.Input((4,)),
+        keras.layers.Dense(8, "relu"),
+        keras.layers.Dropout(0.2),
+        keras.layers.Dense(1),
+    ]
 )
 schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9)
 optimizer = keras.optimizers.Adam(schedule)
