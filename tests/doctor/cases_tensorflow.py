@@ -76,7 +76,7 @@ BARE = [
         "tensorflow_side_print",
         traces={"step": 1},
         prints={"lines": 1},
-        found=effects("print", "open"),
+        found=effects("print", "tensor", "open"),
     ),
     Case(
         "tensorflow_side_writes",
@@ -244,6 +244,7 @@ CLEAN = [
     Case("tensorflow_clean_data", traces={"mean": 1}),
     Case("tensorflow_clean_threads", traces={"work": 1}, prints={"drew": True}),
     Case("tensorflow_clean_lookalikes", traces={"step": 1}),
+    Case("tensorflow_clean_print", traces={"step": 1}),
     Case(
         "keras_clean",
         traces={"train of net": 1, "test of net": 1, "predict of net": 1},

@@ -1,5 +1,5 @@
 """A training loop as it should be: built first, one trace, random numbers of TensorFlow's own,
-a schedule read from a variable, metrics, and a print of a tensor at every step.
+a schedule, metrics, a list that lives in the trace, and TensorFlow's print.
 """
 
 import random
@@ -40,7 +40,7 @@ def train_step(x, y):
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     mae.update_state(y, predicted)
     if loss > 1e9:
-        print("diverged", loss)
+        tf.print("diverged", loss)
     return loss
 
 

@@ -1,4 +1,4 @@
-"""print of text and open of a file: they happen at the trace, and at no step after it."""
+"""print, of text and of a tensor, and open: they happen at the trace, and at no step after it."""
 
 import os
 import tempfile
@@ -12,6 +12,7 @@ log = os.path.join(tempfile.mkdtemp(), "log.txt")
 @tf.function
 def step(x):
     print("step runs")  # <- print
+    print("mean", tf.reduce_mean(x))  # <- tensor
     with open(log, "a") as file:  # <- open
         file.write("step\n")
     return x + 1
