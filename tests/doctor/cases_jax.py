@@ -46,6 +46,8 @@ BARE = [
     ),
     Case("jax_lambda_in_loop", **retraced("<lambda>", *times(3, Again("call", "function")))),
     Case("jax_partial_in_loop", **retraced("scaled", *times(2, Again("call", "function")))),
+    # The object is the same one all the time, so it is the function that is new.
+    Case("jax_method_in_loop", **retraced("apply", *times(3, Again("call", "function")))),
     Case("jax_new_object", **retraced("apply", *times(3, Again("call", "instance", ("Scaler",))))),
     Case("jax_context", **retraced("product", Again("precision", "context"))),
     Case(
@@ -125,6 +127,12 @@ KERAS = [
     ),
     Case("keras_side_layer", traces={"train of net": 1}, found=effects("numpy", "random")),
     Case(
+        "keras_leak_layer",
+        traces={"train of net": 1},
+        prints={"numbers": 0},
+        found=(Found("leaks", "leak", says=("kept",)),),
+    ),
+    Case(
         "keras_stale_callback",
         traces={"train of net": 1},
         found=(Found("stale", "read|def call", says=("temperature",), before="1.0"),),
@@ -146,6 +154,7 @@ CLEAN = [
     Case("jax_clean", traces={"step": 1}, prints={"steps": 5, "seen": 5}),
     Case("jax_clean_nested", traces={"outer": 1}),
     Case("jax_clean_instances", traces={"forward": 2}),
+    Case("jax_clean_rejit", traces={"double": 1, "apply": 1}),
     Case("jax_clean_threads", traces={"work": 1}, prints={"drew": True}),
     Case("keras_variables", traces={"train of net": 1}),
     Case(

@@ -212,6 +212,12 @@ KERAS = [
     ),
     Case("keras_side_layer", traces={"train of net": 1}, found=effects("numpy", "random")),
     Case(
+        "keras_leak_layer",
+        traces={"train of net": 1},
+        prints={"numbers": 0},
+        found=(Found("leaks", "leak", says=("kept",)),),
+    ),
+    Case(
         "keras_stale_callback",
         traces={"train of net": 1},
         found=(Found("stale", "read|def call", says=("temperature",), before="1.0"),),

@@ -93,6 +93,7 @@ CLEAN = [
     Case("torch_clean_no_grad", traces={"forward": 2}),
     Case("torch_clean_two", traces={"forward": 2}),
     Case("torch_clean_remade", traces={"shifted": 1, "forward": 1}),
+    Case("torch_clean_effects", traces={"step": 1}, prints={"length": 1, "steps": 4.0}),
     Case("torch_clean_threads", traces={"work": 1}, prints={"drew": True}),
     Case("keras_clean", prints={"steps": 6}, may=EAGER),
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .cure import Cures, Runs
+from .running import python, written
 
 CURES = Cures()
 
@@ -156,6 +159,42 @@ def pass_what_the_object_holds_as_an_argument(cured: bool) -> int:
         value = apply(scaler.factor, ones(3)) if cured else jax.jit(scaler.apply)(ones(3))
         assert float(value[0]) == turn
     return runs.number
+
+
+@CURES.add("function", before=4, after=1)
+def keep_the_compiled_method(cured: bool) -> int:
+    runs = Runs()
+
+    class Scaler:
+        def apply(self, x: Any) -> Any:
+            runs()
+            return x * 2
+
+    scaler = Scaler()
+    once = jax.jit(scaler.apply)
+    for _ in range(4):
+        (once if cured else jax.jit(scaler.apply))(ones(3))
+    return runs.number
+
+
+SHARDING = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+import jax
+import numpy as np
+
+double = jax.jit(lambda x: x * 2)
+for device in jax.devices():
+    double(jax.device_put(np.ones(4), jax.devices()[0] if CURED else device))
+print(double._cache_size())
+"""
+
+
+@CURES.add("sharding", before=2, after=1)
+def keep_arrays_on_one_device(cured: bool) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        done = python(written(Path(folder), f"CURED = {cured}\n{SHARDING}"))
+    return int(done.stdout)
 
 
 @CURES.add("context", before=2, after=1)
