@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib.machinery
 import os
 import runpy
 import signal
@@ -17,10 +18,12 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 def run_script(script: str, args: Sequence[str]) -> None:
     """Runs a file as `__main__`."""
-    path = os.path.abspath(script)
-    code = compile(Path(path).read_bytes(), path, "exec")
+    path = os.path.join(os.getcwd(), script)
+    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
     main = types.ModuleType("__main__")
-    vars(main).update(__file__=path, __builtins__=builtins, __cached__=None)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    vars(main).update(__file__=path, __builtins__=builtins, __cached__=None, __loader__=loader)
+    vars(main)["__annotations__"] = {}
     sys.modules["__main__"] = main
     sys.argv[:] = [script, *args]
     sys.path[0] = os.path.dirname(os.path.realpath(path))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from typing import Any
-
-import numpy as np
 
 
 def structure(value: Any) -> list[tuple[str, Any]] | None:
@@ -52,10 +51,16 @@ def is_number_list(x: list[Any]) -> bool:
     """Whether a list is a (nested) list of numbers, which NumPy would make an array of."""
     return bool(x) and all(
         type(item) in (int, float, bool, complex)
-        or isinstance(item, np.generic)
         or (type(item) is list and is_number_list(item))
+        or _is_numpys(item)
         for item in x
     )
+
+
+def _is_numpys(x: Any) -> bool:
+    """Whether a value is a number of NumPy's, if somebody has imported NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(x, numpy.generic)
 
 
 def is_record(x: Any) -> bool:

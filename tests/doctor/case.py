@@ -57,6 +57,7 @@ class Case:
     may: frozenset[str] = frozenset()  # kinds that are a matter of taste here
     small: str = ""  # a line of operations outside any function
     engine: str = ""  # of the functions named above
+    options: tuple[str, ...] = ()  # of doctor
     loose: bool = False  # whether doctor may count other than the witness
 
     @property

@@ -30,7 +30,7 @@ def witness_of(done: Completed) -> dict:
 
 @pytest.mark.parametrize("case", CASES[ENGINE], ids=lambda case: case.script)
 def test_doctor_says_what_happened_and_why(case: Case, tmp_path: Path) -> None:
-    done, report = examined(tmp_path, case.path)
+    done, report = examined(tmp_path, case.path, options=case.options)
 
     assert done.returncode == 0, done.stderr[-4000:]
     assert report["complete"]

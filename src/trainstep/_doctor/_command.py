@@ -34,13 +34,13 @@ def main(arguments: Sequence[str]) -> None:
     mine, target, args = _split(arguments)
     parser = _parser()
     options = parser.parse_args(mine)
-    options.fail_on = _kinds(parser, options.fail_on)
+    _check(parser, options)
     if not target:
         parser.error("name a script to run")
     if target[0] == "report":
-        again = parser.parse_args([*mine, *args[:-1]]) if len(args) > 1 else options
-        again.fail_on = again.fail_on if isinstance(again.fail_on, list) else options.fail_on
-        _show_file(parser, args[-1] if args else "", again)
+        options = parser.parse_args([*mine, *args[:-1]])
+        _check(parser, options)
+        _show_file(parser, args[-1] if args else "", options)
     elif target[0] != "-m" and not Path(target[0]).is_file():
         parser.error(f"there is no file {target[0]}")
     else:
@@ -87,6 +87,20 @@ def _parser() -> argparse.ArgumentParser:
         help=f"exit with 1 if there is a finding of a kind: {', '.join(FINDINGS)}",
     )
     return parser
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuses what cannot be done, before anything is run."""
+    options.fail_on = _kinds(parser, options.fail_on)
+    if options.max_retraces is not None and options.max_retraces < 0:
+        parser.error(f"--max-retraces: {options.max_retraces} is no count; pass 0 or more")
+    for name in ("json", "html", "log"):
+        file = getattr(options, name)
+        if file:
+            path = Path(file).absolute()  # the script may go elsewhere
+            if not path.parent.is_dir():
+                parser.error(f"--{name}: there is no folder {path.parent}; make it first")
+            setattr(options, name, str(path))
 
 
 def _kinds(parser: argparse.ArgumentParser, text: str) -> list[str]:

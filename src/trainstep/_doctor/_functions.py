@@ -39,7 +39,7 @@ def _unwrapped(fn: Any) -> tuple[Any, list[str]]:
         fn = inner
     if isinstance(fn, (types.FunctionType, types.MethodType)):
         return fn, wrappers
-    call = inspect.getattr_static(type(fn), "__call__", None)
+    call = method_of(fn, "__call__")
     return (types.MethodType(call, fn) if isinstance(call, types.FunctionType) else fn), wrappers
 
 
@@ -61,6 +61,11 @@ def _inner(fn: Any) -> Any:
         return None if target is None else types.MethodType(inspect.unwrap(method), target)
     own = vars(fn) if hasattr(fn, "__dict__") else {}
     return next((own[name] for name in _INNER if callable(own.get(name))), None)
+
+
+def method_of(owner: Any, name: str) -> Any:
+    """What the class of an object has under a name, as it is there."""
+    return inspect.getattr_static(type(owner), name, None)
 
 
 def code_of(fn: Any) -> types.CodeType | None:

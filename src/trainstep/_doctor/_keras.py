@@ -140,8 +140,10 @@ class Keras:
             self._frozen(engine, model, frame)
 
     def _frozen(self, engine: str, model: Any, frame: FrameType) -> None:
+        """Layers whose flag came too late: after the trace, or so that nothing is trained."""
         found = self._of(model)
-        if not found.sites:
+        in_time = engine == "torch" or "train" not in found.traced
+        if not found.sites or (in_time and model.trainable_variables):
             return
         now = flags(model)
         for path, flag in found.flags.items():
@@ -149,6 +151,8 @@ class Keras:
             if changed is flag or path in found.told:
                 continue
             found.told.add(path)
+            line = _site.name(*found.sites[-1][:2])
+            what = f"`trainable` of layer {path!r} has changed since `compile()` at {line}"
             self._watcher.log.note(
                 Happened(
                     kind="frozen",
@@ -156,8 +160,8 @@ class Keras:
                     group=f"keras:{self._watcher.serial(model, 'model')}:train",
                     function=title("train", model),
                     site=site(frame),
-                    what=f"`trainable` of layer {path!r} has changed since `compile()` at "
-                    f"{_site.name(*found.sites[-1][:2])}: {flag} -> {changed}",
+                    what=f"{what}: {flag} -> {changed}",
+                    value="nothing of the model is trained" if in_time else "",
                     before=str(flag),
                     now=str(changed),
                     noticed=site(frame),

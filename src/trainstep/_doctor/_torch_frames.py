@@ -13,10 +13,9 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from trainstep._doctor._functions import code_of, innermost
+from trainstep._doctor._functions import code_of, innermost, method_of
 from trainstep._doctor._sites import outwards
 from trainstep._doctor._torch_paths import Scope, shown, words
-from trainstep._places import member
 from trainstep._signature import Part, Signature
 from trainstep._structure import structure
 
@@ -60,7 +59,7 @@ class Codes:
             return Subject(self._of_part(code, resumed[1], line), None, line, False)
         module = local.get("fn")
         if _is_file(code, "external_utils.py") and hasattr(module, "_modules"):
-            method = member(module, "forward")
+            method = method_of(module, "forward")
             found = code_of(method) or code
             return Subject(found, types.MethodType(method, module), 0, True)
         known = self._whole.setdefault((code.co_filename, code.co_name), [])
@@ -104,7 +103,7 @@ def _function(code: types.CodeType, local: Mapping[str, Any], entry: types.Frame
     if given is not None and code_of(given) is code:
         return given
     owner = local.get(code.co_varnames[0]) if code.co_argcount else None
-    method: Any = None if owner is None else member(owner, code.co_name)
+    method: Any = None if owner is None else method_of(owner, code.co_name)
     if code_of(method) is code:
         return types.MethodType(method, owner)
     return None
@@ -156,7 +155,7 @@ def _depends(torch: Any, value: Any) -> bool:
     """Whether something is a module that does something else in training."""
     if not isinstance(value, torch.nn.Module):
         return False
-    codes = (code_of(member(each, "forward")) for each in value.modules())
+    codes = (code_of(method_of(each, "forward")) for each in value.modules())
     return any(code is not None and _DEPENDS in code.co_names for code in codes)
 
 

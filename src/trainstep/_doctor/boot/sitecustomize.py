@@ -18,6 +18,19 @@ def _own() -> None:
         spec.loader.exec_module(module)
 
 
+class _Waiting:
+    """Waits for an engine to be imported: until then, the process is left alone."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Finds nothing, and has the process watched if it is about to import an engine."""
+        if name in ("jax", "keras", "tensorflow", "torch") and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            try:
+                _watch()
+            except Exception as error:  # the process is to run all the same
+                print(f"trainstep doctor: a child is not watched: {error!r}", file=sys.stderr)
+
+
 def _watch() -> None:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))
     try:
@@ -28,7 +41,5 @@ def _watch() -> None:
 
 
 _own()
-try:
-    _watch()
-except Exception as error:  # the child is to run all the same
-    print(f"trainstep doctor: a child is not watched: {error!r}", file=sys.stderr)
+if os.environ.get("TRAINSTEP_DOCTOR"):
+    sys.meta_path.insert(0, _Waiting())
