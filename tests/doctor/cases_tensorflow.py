@@ -174,7 +174,7 @@ BARE = [
         found=(
             Found(
                 "stale",
-                "read|default|def step|def weighted",
+                "read|element|default|def step|def weighted",
                 says=("weights",),
                 noticed="noticed",
             ),

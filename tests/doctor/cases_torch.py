@@ -52,7 +52,6 @@ BARE = [
             Again("extra", "structure", ("extra",)),
         ),
     ),
-    Case("torch_context", **retraced("product", Again("autocast", "context"))),
     Case(
         "torch_item",
         prints={"graphs": 3},
@@ -90,6 +89,7 @@ KERAS = [
 CLEAN = [
     Case("torch_clean", traces={"loss_of": 1}, prints={"finite": True}),
     Case("torch_clean_modes", traces={"forward": 2}),
+    Case("torch_clean_autocast", traces={"product": 2}),
     Case("torch_clean_no_grad", traces={"forward": 2}),
     Case("torch_clean_two", traces={"forward": 2}),
     Case("torch_clean_remade", traces={"shifted": 1, "forward": 1}),

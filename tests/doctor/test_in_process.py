@@ -55,7 +55,7 @@ import trainstep
 
 @compiled
 def step(batch):
-    return (batch * 2).sum()
+    return batch * 2
 
 
 kept = (builtins.print, builtins.open, random.random, time.time, sys.meta_path[:], sys.excepthook)

@@ -96,19 +96,21 @@ class _Diagnosis:
             self._process = record.process
             self._report.command, self._report.versions = record.command, dict(record.versions)
 
+    def _function(self, trace: Trace) -> Function:
+        """The function that a trace is of."""
+        new = Function(
+            group=trace.group,
+            name=trace.function,
+            engine=trace.engine,
+            defined=trace.defined,
+            keras=trace.group.startswith("keras:"),
+            process=trace.process,
+        )
+        return self._functions.setdefault((trace.process, trace.group), new)
+
     def _add_trace(self, trace: Trace) -> None:
-        key = (trace.process, trace.group)
-        function = self._functions.get(key)
-        if function is None:
-            function = self._functions[key] = Function(
-                group=trace.group,
-                name=trace.function,
-                engine=trace.engine,
-                defined=trace.defined,
-                keras=trace.group.startswith("keras:"),
-                process=trace.process,
-            )
-        mode = (*key, trace.mode)
+        function = self._function(trace)
+        mode = (trace.process, trace.group, trace.mode)
         avoidable = not trace.failed and (bool(trace.causes) or mode in self._modes)
         if not trace.failed:
             self._modes.add(mode)
@@ -129,11 +131,15 @@ class _Diagnosis:
             function, event = outer.get((trace.process, trace.inside), (None, None))
             if function is None or event is None or trace.what != "trace":
                 continue
-            if trace.group != function.group:
-                function.inner[trace.function] = function.inner.get(trace.function, 0) + 1
-            elif trace.causes:
-                event.cost -= cost(trace)
-                function.events.append(Event(0, trace, True, cost(trace)))
+            if trace.group == function.group:
+                if trace.causes:
+                    event.cost -= cost(trace)
+                    function.events.append(Event(0, trace, True, cost(trace)))
+                continue
+            function.inner[trace.function] = function.inner.get(trace.function, 0) + 1
+            note = f"inside of `{function.name}`, whose time has it"
+            inner = self._function(trace)
+            inner.events.append(Event(0, replace(trace, note=note), False, 0.0))
 
     def _add_small(self, trace: Trace) -> None:
         found = self._small.setdefault(trace.called[:2], Small(trace.called))

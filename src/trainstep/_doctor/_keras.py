@@ -48,7 +48,7 @@ class Compiled:
 
     def __init__(self) -> None:
         self.sites: list[Site] = []
-        self.flags: Flags = {}
+        self.flags: Flags = {}  # at `compile()`, or at the last trace
         self.told: set[str] = set()
         self.traced: dict[str, int] = {}  # how often it was compiled before its last trace, by role
 
@@ -197,6 +197,8 @@ class Keras:
         found = self._of(model)
         before, now = found.traced.get(role), len(found.sites)
         found.traced[role] = now
+        if role == "train":
+            found.flags = flags(model)  # which the program has now
         if before is None:
             return []
         if now > max(before, 1):

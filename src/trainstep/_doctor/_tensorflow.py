@@ -41,7 +41,8 @@ class Made:
         self.calls = 0
         self.group = ""
         self.kept: Kept | None = None
-        self.shapes: set[Any] = set()
+        self.shapes: set[tuple[str, ...]] = set()  # that XLA has compiled for
+        self.last: tuple[str, ...] = ()
         self.traces: list[int] = []  # the numbers of its traces
         self.times: list[float] = []
 
@@ -63,6 +64,7 @@ class TensorFlow:
             f"{_POLYMORPHIC}.polymorphic_function": self._functions,
             "tensorflow.python.autograph.pyct.loader": self._autograph,
             "tensorflow.python.autograph.operators.py_builtins": self._printing,
+            "tensorflow.python.autograph.pyct.inspect_utils": self._builtin,
             "tensorflow.python.eager.backprop": self._eager,
         }
         for module, hook in hooks.items():
@@ -155,12 +157,23 @@ class TensorFlow:
 
         patches.replace(module, "load_ast", make)
 
+    def _builtin(self, patches: Patches, module: Any) -> None:
+        """What stands in for `print` is to AutoGraph what `print` is."""
+
+        def make(original: Any) -> Any:
+            def isbuiltin(fn: Any) -> Any:
+                return _is_print(fn) or original(fn)
+
+            return isbuiltin
+
+        patches.replace(module, "isbuiltin", make)
+
     def _printing(self, patches: Patches, module: Any) -> None:
-        """AutoGraph has a `print` of its own, which prints tensors at every call."""
+        """AutoGraph may have a `print` of its own, which prints tensors at every call."""
 
         def make(original: Any) -> Any:
             def overload_of(fn: Any) -> Any:
-                if getattr(fn, "stands_for", None) != "print":
+                if not _is_print(fn):
                     return original(fn)
                 own = original(fn.__wrapped__)
 
@@ -316,6 +329,7 @@ class TensorFlow:
             frame = sys._getframe(2)
             self._watcher.guarded(lambda: self._note_compiled(fn, made, key, frame, seconds))
         made.shapes.add(key)
+        made.last = key
         return result
 
     def _note_compiled(
@@ -325,8 +339,9 @@ class TensorFlow:
         trace = Trace(engine="tensorflow", group=made.group, what="compile", called=site(frame))
         if code is not None:
             trace.function, trace.defined = code.co_qualname, defined(code)
-        shapes = ", ".join(each for each in key if each)
-        trace.causes = [Cause("hidden", f"XLA compiled for {shapes}, without a trace")]
+        before = ", ".join(filter(None, made.last))
+        shapes = ", ".join(filter(None, key))
+        trace.causes = [Cause("hidden", f"arguments: {before} -> {shapes}")]
         trace.seconds["compile"] = round(seconds, 6)
         self._watcher.log.begin(trace)
         self._watcher.log.note(trace)
@@ -340,7 +355,7 @@ class TensorFlow:
         trace = Trace(engine="tensorflow", what="compile", called=site(frame))
         trace.group, trace.function, trace.via = known.group, known.function, known.via
         trace.defined = known.defined
-        trace.causes = [Cause("hidden", "XLA compiled for another shape, without a trace")]
+        trace.causes = [Cause("hidden", "another shape of a batch")]
         trace.seconds["compile"] = round(seconds, 6)
         self._watcher.log.begin(trace)
         self._watcher.log.note(trace)
@@ -350,6 +365,10 @@ def _values(found: dict[str, Any]) -> list[Any]:
     """The arguments; of structures, what is in them is data."""
     args = found.get("args") or ()
     return [None if isinstance(each, (tuple, list, dict)) else each for each in args]
+
+
+def _is_print(fn: Any) -> bool:
+    return getattr(fn, "stands_for", None) == "print"
 
 
 def _shape(value: Any) -> str:

@@ -5,7 +5,7 @@ import witness
 
 
 def weighted(x, weights=[1.0, 1.0]):  # <- default
-    return x * weights[0] + weights[1]
+    return x * weights[0] + weights[1]  # <- element
 
 
 @tf.function

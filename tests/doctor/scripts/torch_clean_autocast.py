@@ -1,4 +1,4 @@
-"""The same call under autocast: compiled again."""
+"""The same call under autocast, which is a mode as training and testing are: each has a program."""
 
 import torch
 import witness
