@@ -146,27 +146,26 @@ class Keras:
         if not found.sites or (in_time and model.trainable_variables):
             return
         now = flags(model)
-        for path, flag in found.flags.items():
-            changed = now.get(path, flag)
-            if changed is flag or path in found.told:
-                continue
-            found.told.add(path)
-            line = _site.name(*found.sites[-1][:2])
-            what = f"`trainable` of layer {path!r} has changed since `compile()` at {line}"
-            self._watcher.log.note(
-                Happened(
-                    kind="frozen",
-                    engine=engine,
-                    group=f"keras:{self._watcher.serial(model, 'model')}:train",
-                    function=title("train", model),
-                    site=site(frame),
-                    what=f"{what}: {flag} -> {changed}",
-                    value="nothing of the model is trained" if in_time else "",
-                    before=str(flag),
-                    now=str(changed),
-                    noticed=site(frame),
-                )
+        late = {path: flag for path, flag in found.flags.items() if now.get(path, flag) != flag}
+        if not late or found.told == set(late):
+            return
+        found.told = set(late)
+        line = _site.name(*found.sites[-1][:2])
+        layers = ", ".join(f"{path!r}: {flag} -> {not flag}" for path, flag in late.items())
+        self._watcher.log.note(
+            Happened(
+                kind="frozen",
+                engine=engine,
+                group=f"keras:{self._watcher.serial(model, 'model')}:train",
+                function=title("train", model),
+                site=site(frame),
+                what=f"`trainable` of layers has changed since `compile()` at {line}: {layers}",
+                value="nothing of the model is trained" if in_time else "",
+                before=str(next(iter(late.values()))),
+                now=str(not next(iter(late.values()))),
+                noticed=site(frame),
             )
+        )
 
     def _cold_metrics(self, engine: str, method: str, model: Any, frame: FrameType) -> None:
         """Metrics that are made inside a trace, after `train_on_batch` has reset all there were."""
@@ -275,7 +274,9 @@ def _runs_on(model: Any, engine: str) -> bool:
 
 def flags(model: Any) -> Flags:
     """Which layers of a model are trained."""
-    return {layer.path or layer.name: layer.trainable for layer in model._flatten_layers()}
+    layers = [each for each in model._flatten_layers() if not each._layers]
+    named = [each for each in layers if type(each).__name__ != "InputLayer"]
+    return {layer.path or layer.name: layer.trainable for layer in named}
 
 
 def _is_step(code: CodeType) -> bool:
