@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import trainstep as ts
+import trainstep._doctor
+import trainstep._public  # names are imported when they are asked for
 
 ROOT = Path(__file__).parents[1]
 PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))) if p.exists()]

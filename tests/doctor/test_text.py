@@ -101,7 +101,7 @@ def test_the_parts_are_in_the_order_of_their_weight() -> None:
         "6 traces of 2 functions",
         "The costliest",
         "1.  `train_step` (tensorflow, train.py:12): 4.86 s avoidable of 6.48 s, traced 4 times",
-        "2.  `test_function` (tensorflow, train.py:12, made by Keras): 1.62 s avoidable",
+        "2.  `test_function` (tensorflow, made by Keras): 1.62 s avoidable",
         "\n`train_step`",
         "\n`test_function`",
         "Small programs",

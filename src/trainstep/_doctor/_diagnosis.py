@@ -173,14 +173,13 @@ def _retraces(function: Function) -> Iterable[Finding]:
         first = events[0].trace
         hidden = first.what == "compile"
         what = "compiled without a trace" if hidden else "traced again"
-        times = "once" if len(events) == 1 else f"{len(events)} times"
         texts = [cause.text for cause in first.causes if cause.kind == kind]
         yield Finding(
             kind="compilations" if hidden else "retraces",
             group=function.group,
             function=function.name,
             site=first.called,
-            what=f"{what} {times}: {'; '.join(texts)}",
+            what=f"{what}: {'; '.join(texts)}",
             happens=FINDINGS["compilations" if hidden else "retraces"].happens,
             fix=fix,
             count=len(events),

@@ -70,10 +70,10 @@ def _costliest(paper: Paper, report: Report) -> None:
 
 def _name(function: Function, report: Report) -> str:
     parts = [function.engine]
-    if function.defined.file:
-        parts.append(words.place(function.defined))
     if function.keras:
         parts.append("made by Keras")
+    elif function.defined.file:
+        parts.append(words.place(function.defined))
     if len(processes(report)) > 1:
         parts.append(f"process {function.process}")
     told = ", ".join(part for part in parts if part)
