@@ -333,7 +333,7 @@ def test_two_reports_of_a_notebook_share_no_ids() -> None:
 
 
 def test_the_style_touches_nothing_outside_of_a_report() -> None:
-    style = (resources.files("trainstep._doctor") / "page.css").read_text()
+    style = (resources.files("trainstep._doctor._show") / "page.css").read_text()
     flat = re.sub(r"@media[^{]*\{", "", style)
     selectors = [one.strip() for rule in re.findall(r"([^{}]+)\{", flat) for one in rule.split(",")]
 

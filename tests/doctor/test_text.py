@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from trainstep._advice import FINDINGS
-from trainstep._doctor import _words as words
 from trainstep._doctor._records import Site
 from trainstep._doctor._report import Report
-from trainstep._doctor._text import text
+from trainstep._doctor._show import _words as words
+from trainstep._doctor._show._text import text
 
 from . import sample_reports as samples
 

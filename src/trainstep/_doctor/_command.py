@@ -156,8 +156,8 @@ class _Ending:
 
 def show(report: Report, options: argparse.Namespace) -> bool:
     """Shows a report in all the ways that were asked for; whether it fails a gate."""
-    from trainstep._doctor._page import page
-    from trainstep._doctor._text import text
+    from trainstep._doctor._show._page import page
+    from trainstep._doctor._show._text import text
 
     sys.stdout.flush()
     width = shutil.get_terminal_size((100, 24)).columns

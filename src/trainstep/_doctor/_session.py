@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from trainstep._doctor._diagnosis import diagnose
-from trainstep._doctor._jax import Jax
-from trainstep._doctor._keras import Keras
-from trainstep._doctor._ours import Ours
-from trainstep._doctor._patches import Patches
+from trainstep._doctor._hooks._jax import Jax
+from trainstep._doctor._hooks._keras import Keras
+from trainstep._doctor._hooks._ours import Ours
+from trainstep._doctor._hooks._patches import Patches
+from trainstep._doctor._hooks._tensorflow import TensorFlow
+from trainstep._doctor._hooks._torch import Torch
+from trainstep._doctor._hooks._watcher import Watcher
+from trainstep._doctor._hooks._xla import XlaLog
 from trainstep._doctor._records import End, Log, Start
 from trainstep._doctor._report import Report
-from trainstep._doctor._tensorflow import TensorFlow
-from trainstep._doctor._torch import Torch
-from trainstep._doctor._watcher import Watcher
-from trainstep._doctor._xla import XlaLog
 from trainstep._version import __version__
 
 _LIBRARIES = ("keras", "jax", "jaxlib", "tensorflow", "torch", "flax", "optax", "numpy")
@@ -101,12 +101,12 @@ class Doctor:
         self.stop()
 
     def __str__(self) -> str:
-        from trainstep._doctor._text import text
+        from trainstep._doctor._show._text import text
 
         return text(self.report)
 
     def _repr_html_(self) -> str:
-        from trainstep._doctor._page import notebook
+        from trainstep._doctor._show._page import notebook
 
         return notebook(self.report)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import FrameType
 
+from trainstep._doctor._hooks._sites import is_ours, site
+from trainstep._doctor._hooks._watcher import Watcher
 from trainstep._doctor._records import Happened
-from trainstep._doctor._sites import is_ours, site
-from trainstep._doctor._watcher import Watcher
 
 
 class Eager:

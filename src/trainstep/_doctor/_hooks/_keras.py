@@ -11,12 +11,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 from trainstep import _site
-from trainstep._doctor import _sites
-from trainstep._doctor._eager import Eager
-from trainstep._doctor._patches import Patches
+from trainstep._doctor._hooks import _sites
+from trainstep._doctor._hooks._eager import Eager
+from trainstep._doctor._hooks._patches import Patches
+from trainstep._doctor._hooks._sites import keras_call, site
+from trainstep._doctor._hooks._watcher import Watcher
 from trainstep._doctor._records import Cause, Happened, Site, Span, Trace
-from trainstep._doctor._sites import keras_call, site
-from trainstep._doctor._watcher import Watcher
 from trainstep._signature import Part
 
 _TRAINERS = {

@@ -18,19 +18,19 @@ from types import FrameType
 from typing import Any
 
 from trainstep import _site
-from trainstep._doctor._functions import code_of, innermost
-from trainstep._doctor._keras import Keras, is_keras_code
-from trainstep._doctor._patches import Patches
+from trainstep._doctor._hooks._functions import code_of, innermost
+from trainstep._doctor._hooks._keras import Keras, is_keras_code
+from trainstep._doctor._hooks._patches import Patches
+from trainstep._doctor._hooks._sites import defined, is_ours, site
+from trainstep._doctor._hooks._torch_breaks import Breaks
+from trainstep._doctor._hooks._torch_eager import Gradients
+from trainstep._doctor._hooks._torch_frames import Codes, entered, mode, scope_of, signature
+from trainstep._doctor._hooks._torch_guards import cause, reasons, varies_now
+from trainstep._doctor._hooks._torch_history import History, Program
+from trainstep._doctor._hooks._torch_metrics import leaves_mark, measure, metrics_of
+from trainstep._doctor._hooks._torch_paths import Scope
+from trainstep._doctor._hooks._watcher import Open, Watcher
 from trainstep._doctor._records import Happened, Trace
-from trainstep._doctor._sites import defined, is_ours, site
-from trainstep._doctor._torch_breaks import Breaks
-from trainstep._doctor._torch_eager import Gradients
-from trainstep._doctor._torch_frames import Codes, entered, mode, scope_of, signature
-from trainstep._doctor._torch_guards import cause, reasons, varies_now
-from trainstep._doctor._torch_history import History, Program
-from trainstep._doctor._torch_metrics import leaves_mark, measure, metrics_of
-from trainstep._doctor._torch_paths import Scope
-from trainstep._doctor._watcher import Open, Watcher
 
 _OWN_ERROR = "Observed exception"  # that the user's code raises
 _FIRST = ("shape", "dtype", "mode")  # causes that say more than that Keras made a function again

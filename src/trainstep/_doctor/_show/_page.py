@@ -10,11 +10,11 @@ import base64
 import hashlib
 from importlib import resources
 
-from trainstep._doctor import _page_parts as parts
-from trainstep._doctor._html import Markup, joined, tag
 from trainstep._doctor._report import Report
-from trainstep._doctor._summary import versions
-from trainstep._doctor._timeline import timeline
+from trainstep._doctor._show import _page_parts as parts
+from trainstep._doctor._show._html import Markup, joined, tag
+from trainstep._doctor._show._summary import versions
+from trainstep._doctor._show._timeline import timeline
 
 
 def page(report: Report) -> str:

@@ -13,9 +13,9 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from trainstep._doctor._functions import code_of, innermost, method_of
-from trainstep._doctor._sites import outwards
-from trainstep._doctor._torch_paths import Scope, shown, words
+from trainstep._doctor._hooks._functions import code_of, innermost, method_of
+from trainstep._doctor._hooks._sites import outwards
+from trainstep._doctor._hooks._torch_paths import Scope, shown, words
 from trainstep._signature import Part, Signature
 from trainstep._structure import structure
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainstep import _site
-from trainstep._doctor._functions import Objects
+from trainstep._doctor._hooks._functions import Objects
+from trainstep._doctor._hooks._torch_frames import Subject
+from trainstep._doctor._hooks._torch_guards import Reason, cause, from_tensors
+from trainstep._doctor._hooks._torch_paths import Scope
 from trainstep._doctor._records import NOWHERE, Cause, Site, Trace
-from trainstep._doctor._torch_frames import Subject
-from trainstep._doctor._torch_guards import Reason, cause, from_tensors
-from trainstep._doctor._torch_paths import Scope
 from trainstep._signature import Signature
 
 # Causes that come of a new function object, if there is one.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import linecache
 from collections.abc import Iterator, Sequence
 
-from trainstep._doctor._html import Markup, joined, tag
 from trainstep._doctor._records import Site
-from trainstep._doctor._words import place
+from trainstep._doctor._show._html import Markup, joined, tag
+from trainstep._doctor._show._words import place
 
 _AROUND = 2
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 import shlex
 
-from trainstep._doctor._grouping import processes
 from trainstep._doctor._report import Report
-from trainstep._doctor._words import clean, count, place, seconds
+from trainstep._doctor._show._grouping import processes
+from trainstep._doctor._show._words import clean, count, place, seconds
 from trainstep._version import __version__
 
 

@@ -6,8 +6,9 @@ costliest functions, the findings with their lines and cures, the rest in short,
 
 from __future__ import annotations
 
-from trainstep._doctor import _words as words
-from trainstep._doctor._grouping import (
+from trainstep._doctor._report import Finding, Function, Report
+from trainstep._doctor._show import _words as words
+from trainstep._doctor._show._grouping import (
     Section,
     alike,
     costliest,
@@ -16,10 +17,9 @@ from trainstep._doctor._grouping import (
     sections,
     without_findings,
 )
-from trainstep._doctor._paper import Paper
-from trainstep._doctor._report import Finding, Function, Report
-from trainstep._doctor._summary import alarms, headline, state, versions
-from trainstep._doctor._words import clean
+from trainstep._doctor._show._paper import Paper
+from trainstep._doctor._show._summary import alarms, headline, state, versions
+from trainstep._doctor._show._words import clean
 
 _MOST_SMALL = 5
 _MOST_ALIKE = 5  # findings of one kind about one function

@@ -14,12 +14,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 from trainstep import _site
-from trainstep._doctor._eager import Eager
-from trainstep._doctor._functions import code_of
-from trainstep._doctor._patches import Patches
+from trainstep._doctor._hooks._eager import Eager
+from trainstep._doctor._hooks._functions import code_of
+from trainstep._doctor._hooks._patches import Patches
+from trainstep._doctor._hooks._sites import outwards, site
+from trainstep._doctor._hooks._watcher import Watcher
 from trainstep._doctor._records import Happened
-from trainstep._doctor._sites import outwards, site
-from trainstep._doctor._watcher import Watcher
 
 _COMPILED = "CompiledFunctionBackward"
 _SYMBOLIC = ("FakeTensor", "FunctionalTensor")

@@ -18,8 +18,8 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainstep._advice import Effect
+from trainstep._doctor._hooks._sites import at
 from trainstep._doctor._records import NOWHERE, Happened, Log, Note, Site, Trace
-from trainstep._doctor._sites import at
 
 if TYPE_CHECKING:
     from trainstep._captures import Captures

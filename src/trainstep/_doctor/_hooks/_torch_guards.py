@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from trainstep._doctor._hooks._torch_paths import GONE, Scope, shown, words
 from trainstep._doctor._records import Cause
-from trainstep._doctor._torch_paths import GONE, Scope, shown, words
 
 _TENSOR = re.compile(r"tensor '(?P<what>.+?)' (?P<aspect>size|rank|stride|dtype) mismatch")
 _CHANGED = re.compile(r"(?:at index (?P<axis>\d+))?\. expected (?P<old>\S+), actual (?P<new>\S+)")

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainstep import _site
+from trainstep._doctor._hooks._sites import at
+from trainstep._doctor._hooks._watcher import Watcher
 from trainstep._doctor._records import Happened, Site, Trace
-from trainstep._doctor._sites import at
-from trainstep._doctor._watcher import Watcher
 
 # What the first lines of a reason say, and in other words. A group is a name in the explanation.
 _WORDS = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trainstep._doctor import _words as words
-from trainstep._doctor._grouping import Fold, Section, alike, folded, processes, sections
-from trainstep._doctor._html import Markup, coded, joined, tag
 from trainstep._doctor._report import Event, Finding, Function, Report
-from trainstep._doctor._source import sources
-from trainstep._doctor._summary import alarms, headline, programs, share, state, versions
+from trainstep._doctor._show import _words as words
+from trainstep._doctor._show._grouping import Fold, Section, alike, folded, processes, sections
+from trainstep._doctor._show._html import Markup, coded, joined, tag
+from trainstep._doctor._show._source import sources
+from trainstep._doctor._show._summary import alarms, headline, programs, share, state, versions
 
 _OPEN = 8  # rows of traces that are shown without a click
 

@@ -7,8 +7,8 @@ import inspect
 import types
 from typing import Any
 
+from trainstep._doctor._hooks._watcher import weak
 from trainstep._doctor._records import Cause
-from trainstep._doctor._watcher import weak
 
 _INNER = ("__wrapped__", "_python_function", "func")
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from trainstep._doctor import _words as words
-from trainstep._doctor._grouping import processes
-from trainstep._doctor._html import Markup, joined, tag
 from trainstep._doctor._records import Span
 from trainstep._doctor._report import Event, Function, Report
+from trainstep._doctor._show import _words as words
+from trainstep._doctor._show._grouping import processes
+from trainstep._doctor._show._html import Markup, joined, tag
 
 _LANES = 24  # of functions
 _LANE = 44  # pixels

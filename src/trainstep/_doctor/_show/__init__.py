@@ -1,0 +1,1 @@
+"""How a report is shown: as text, and as a page."""
