@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainstep._doctor import _html, _page, _source
+from trainstep._doctor._show import _html, _page, _source
 from trainstep._doctor._records import Site, Span
 from trainstep._doctor._report import Report
 
