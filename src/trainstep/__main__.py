@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,29 +33,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_script(script: Path, args: Sequence[str], *, show_ledger: bool) -> None:
     """Runs a script as Python would, with every model that it compiles accelerated."""
-    from keras.src.trainers.trainer import Trainer as KerasTrainer
-
-    from trainstep._accelerate import accelerate
+    from trainstep import _scripts
     from trainstep._ledger import ledger
+    from trainstep._patches import Patches
 
-    original: Callable[..., Any] = KerasTrainer.compile
-
-    @functools.wraps(original)
-    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        accelerate(self)
-
-    argv, path = sys.argv, sys.path[:]
-    sys.argv = [str(script), *args]
-    sys.path.insert(0, str(script.resolve().parent))
-    KerasTrainer.compile = compile
+    patches = Patches(_raise)
+    patches.on_import("keras.src.trainers.trainer", functools.partial(_accelerate, patches))
+    code = 0
     try:
-        runpy.run_path(str(script), run_name="__main__")
-    finally:
-        KerasTrainer.compile = original
-        sys.argv, sys.path[:] = argv, path
-        if show_ledger:
-            print(ledger())
+        _scripts.run_script(str(script), args)
+    except BaseException as error:
+        code = _scripts.exit_code(error)
+    if show_ledger:
+        print(ledger())
+    sys.exit(code)
+
+
+def _accelerate(patches: Any, module: Any) -> None:
+    """Has every model accelerated when it is compiled."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+            from trainstep._accelerate import accelerate
+
+            original(self, *args, **kwargs)
+            accelerate(self)
+
+        return compile
+
+    patches.replace(module.Trainer, "compile", make)
+
+
+def _raise(module: str, error: Exception) -> None:
+    raise error
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainstep._doctor._show import _html, _page, _source
 from trainstep._doctor._records import Site, Span
 from trainstep._doctor._report import Report
+from trainstep._doctor._show import _html, _page, _source
 
 from . import sample_reports as samples
 

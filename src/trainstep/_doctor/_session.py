@@ -18,13 +18,13 @@ from trainstep._doctor._diagnosis import diagnose
 from trainstep._doctor._hooks._jax import Jax
 from trainstep._doctor._hooks._keras import Keras
 from trainstep._doctor._hooks._ours import Ours
-from trainstep._doctor._hooks._patches import Patches
 from trainstep._doctor._hooks._tensorflow import TensorFlow
 from trainstep._doctor._hooks._torch import Torch
 from trainstep._doctor._hooks._watcher import Watcher
 from trainstep._doctor._hooks._xla import XlaLog
 from trainstep._doctor._records import End, Log, Start
 from trainstep._doctor._report import Report
+from trainstep._patches import Patches
 from trainstep._version import __version__
 
 _LIBRARIES = ("keras", "jax", "jaxlib", "tensorflow", "torch", "flax", "optax", "numpy")

@@ -19,11 +19,11 @@ from typing import Any
 from trainstep import _site
 from trainstep._doctor._hooks._functions import Objects, another, code_of, innermost, title
 from trainstep._doctor._hooks._keras import Keras, in_words
-from trainstep._doctor._hooks._patches import Patches
 from trainstep._doctor._hooks._sites import defined, is_ours, outwards, site
 from trainstep._doctor._hooks._watcher import Open, Watcher
 from trainstep._doctor._hooks._why import why
 from trainstep._doctor._records import Cause, Site, Trace
+from trainstep._patches import Patches
 from trainstep._signature import Part, Signature, array_text
 
 _PHASES = {

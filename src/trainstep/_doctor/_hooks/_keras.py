@@ -13,10 +13,10 @@ from typing import Any
 from trainstep import _site
 from trainstep._doctor._hooks import _sites
 from trainstep._doctor._hooks._eager import Eager
-from trainstep._doctor._hooks._patches import Patches
 from trainstep._doctor._hooks._sites import keras_call, site
 from trainstep._doctor._hooks._watcher import Watcher
 from trainstep._doctor._records import Cause, Happened, Site, Span, Trace
+from trainstep._patches import Patches
 from trainstep._signature import Part
 
 _TRAINERS = {

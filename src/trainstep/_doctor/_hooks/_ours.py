@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from types import FrameType
 
 from trainstep._advice import Effect
-from trainstep._doctor._hooks._patches import Patches
 from trainstep._doctor._hooks._sites import defined, site
 from trainstep._doctor._hooks._watcher import Watcher, side_effect
 from trainstep._doctor._records import NOWHERE, Cause, Happened, Trace
 from trainstep._ledger import Ledger, TraceEvent, listeners
+from trainstep._patches import Patches
 
 
 class Ours:

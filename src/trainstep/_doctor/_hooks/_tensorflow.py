@@ -21,12 +21,12 @@ from typing import Any
 from trainstep import _site
 from trainstep._doctor._hooks._functions import another, code_of, innermost
 from trainstep._doctor._hooks._keras import Keras, in_words
-from trainstep._doctor._hooks._patches import Patches
 from trainstep._doctor._hooks._sites import defined, is_ours, outwards, site
 from trainstep._doctor._hooks._tensorflow_types import context_causes, relaxed, signature
 from trainstep._doctor._hooks._watcher import Kept, Open, Watcher, weak
 from trainstep._doctor._hooks._why import why
 from trainstep._doctor._records import Calls, Cause, Site, Trace
+from trainstep._patches import Patches
 
 _POLYMORPHIC = "tensorflow.python.eager.polymorphic_function"
 _BINDING = ("__get__", "class_method_to_instance_method")

@@ -20,7 +20,6 @@ from typing import Any
 from trainstep import _site
 from trainstep._doctor._hooks._functions import code_of, innermost
 from trainstep._doctor._hooks._keras import Keras, is_keras_code
-from trainstep._doctor._hooks._patches import Patches
 from trainstep._doctor._hooks._sites import defined, is_ours, site
 from trainstep._doctor._hooks._torch_breaks import Breaks
 from trainstep._doctor._hooks._torch_eager import Gradients
@@ -31,6 +30,7 @@ from trainstep._doctor._hooks._torch_metrics import leaves_mark, measure, metric
 from trainstep._doctor._hooks._torch_paths import Scope
 from trainstep._doctor._hooks._watcher import Open, Watcher
 from trainstep._doctor._records import Happened, Trace
+from trainstep._patches import Patches
 
 _OWN_ERROR = "Observed exception"  # that the user's code raises
 _FIRST = ("shape", "dtype", "mode")  # causes that say more than that Keras made a function again

@@ -16,10 +16,10 @@ from typing import Any
 from trainstep import _site
 from trainstep._doctor._hooks._eager import Eager
 from trainstep._doctor._hooks._functions import code_of
-from trainstep._doctor._hooks._patches import Patches
 from trainstep._doctor._hooks._sites import outwards, site
 from trainstep._doctor._hooks._watcher import Watcher
 from trainstep._doctor._records import Happened
+from trainstep._patches import Patches
 
 _COMPILED = "CompiledFunctionBackward"
 _SYMBOLIC = ("FakeTensor", "FunctionalTensor")

@@ -1,7 +1,7 @@
 """Hooks in libraries: put in place when a library is imported, and taken out again.
 
-doctor imports no library. What the script has imported already is hooked at once, and the rest when
-it is imported. A hook that does not fit the installed version becomes a note in the report.
+Nothing is imported here. What is imported already is hooked at once, and the rest when it is imported.
+A hook that does not fit the installed version is told of, and left out.
 """
 
 from __future__ import annotations
