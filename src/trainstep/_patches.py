@@ -1,7 +1,7 @@
 """Hooks in libraries: put in place when a library is imported, and taken out again.
 
-Nothing is imported here. What is imported already is hooked at once, and the rest when it is imported.
-A hook that does not fit the installed version is told of, and left out.
+Nothing is imported here. What is imported already is hooked at once, and the rest when it is
+imported. A hook that does not fit the installed version is told of, and left out.
 """
 
 from __future__ import annotations
