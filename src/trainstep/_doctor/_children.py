@@ -1,7 +1,7 @@
-"""Processes that a script starts: each is watched, and writes its records into a folder.
+"""Processes that a script starts: each is watched, and all write into one file.
 
-A child finds the folder in its environment, and `boot/sitecustomize.py` on its path, which Python
-runs before anything else.
+A child finds the file in its environment, and `boot/sitecustomize.py` on its path, which Python runs
+before anything else. A child that is forked writes on where its parent did.
 """
 
 from __future__ import annotations
@@ -9,41 +9,32 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from trainstep._doctor._records import read
 from trainstep._doctor._session import Doctor
 
-_FOLDER = "TRAINSTEP_DOCTOR"
+_FILE = "TRAINSTEP_DOCTOR"
 _BOOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot")
 
 
-def prepare() -> str:
-    """Makes the folder, and has children find it."""
-    folder = tempfile.mkdtemp(prefix="trainstep-doctor-")
-    os.environ[_FOLDER] = folder
-    path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = _BOOT if not path else os.pathsep.join([_BOOT, path])
-    return folder
+def prepare(path: str) -> None:
+    """Has children find the file."""
+    os.environ[_FILE] = path
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = _BOOT if not before else os.pathsep.join([_BOOT, before])
 
 
-def records(folder: str) -> list[Any]:
-    """What the children have written."""
-    found: list[Any] = []
-    for file in sorted(Path(folder).glob("*.jsonl")):
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            found += read(lines)
-    return found
+def records(path: str) -> list[Any]:
+    """What other processes than this one have written."""
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        return [record for record in read(lines) if record.process != os.getpid()]
 
 
 def watch() -> None:
     """Watches this process, if it is a child of a script that is watched."""
-    folder = os.environ.get(_FOLDER, "")
-    if not os.path.isdir(folder):
-        return
-    path = os.path.join(folder, f"{os.getpid()}.jsonl")
-    doctor = Doctor(getattr(sys, "orig_argv", sys.argv), path)
-    atexit.register(doctor.stop)
-    doctor.start()
+    path = os.environ.get(_FILE, "")
+    if os.path.isfile(path):
+        doctor = Doctor(getattr(sys, "orig_argv", sys.argv), path)
+        atexit.register(doctor.stop)
+        doctor.start()

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -114,9 +115,12 @@ def _kinds(parser: argparse.ArgumentParser, text: str) -> list[str]:
 
 def _run(target: Sequence[str], args: Sequence[str], options: argparse.Namespace) -> None:
     """Runs the script. The report comes when Python ends: after its threads and its `atexit`."""
-    folder = _children.prepare()
-    doctor = Doctor([*target, *args], options.log, xla=options.xla)
-    ending = _Ending(doctor, folder, options)
+    folder = tempfile.mkdtemp(prefix="trainstep-doctor-")
+    path = options.log or os.path.join(folder, "records.jsonl")
+    Path(path).write_text("")
+    _children.prepare(path)
+    doctor = Doctor([*target, *args], path, xla=options.xla)
+    ending = _Ending(doctor, path, folder, options)
     atexit.register(ending)
     doctor.start()
     try:
@@ -133,8 +137,9 @@ def _run(target: Sequence[str], args: Sequence[str], options: argparse.Namespace
 class _Ending:
     """What is done when the script has ended."""
 
-    def __init__(self, doctor: Doctor, folder: str, options: argparse.Namespace) -> None:
-        self._doctor, self._folder, self._options = doctor, folder, options
+    def __init__(self, doctor: Doctor, path: str, folder: str, options: argparse.Namespace) -> None:
+        self._doctor, self._options = doctor, options
+        self._path, self._folder = path, folder
         self._process = os.getpid()
         self.code = 0
 
@@ -142,7 +147,7 @@ class _Ending:
         if os.getpid() != self._process:  # a child that was forked
             return
         self._doctor.stop()
-        records = [*self._doctor.log.records, *_children.records(self._folder)]
+        records = [*self._doctor.log.records, *_children.records(self._path)]
         shutil.rmtree(self._folder, ignore_errors=True)
         failed = show(diagnose(records), self._options)
         if self.code == 128 + signal.SIGINT:  # as Python ends itself then

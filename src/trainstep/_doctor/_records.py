@@ -196,13 +196,13 @@ class Log:
     """The records of one process.
 
     Args:
-        path: A file that each is written to at once, if any.
+        path: A file to whose end each is written at once, if any. A line is one write, so that
+            processes may share a file.
     """
 
     def __init__(self, path: str | None = None) -> None:
         self.records: list[Any] = []
-        # A line is one write to the end of the file, whatever process it comes from.
-        mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._file = None if path is None else os.open(path, mode, 0o644)
         self._began = perf_counter()
         self._numbers = 0
