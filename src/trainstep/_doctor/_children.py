@@ -1,7 +1,7 @@
 """Processes that a script starts: each is watched, and all write into one file.
 
-A child finds the file in its environment, and `boot/sitecustomize.py` on its path, which Python runs
-before anything else. A child that is forked writes on where its parent did.
+A child finds the file in its environment, and `boot/sitecustomize.py` on its path, which Python
+runs before anything else. A child that is forked writes on where its parent did.
 """
 
 from __future__ import annotations
