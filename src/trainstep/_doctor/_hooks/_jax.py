@@ -195,7 +195,7 @@ class Jax:
         trace.seconds["trace"] = round(seconds, 6)
         if error is not None and error is not pending.error:
             trace.failed = type(error).__name__
-        self._watcher.check_jax(functools.partial(_called, trace))
+        self._watcher.check_jax(functools.partial(_called, trace), trace.group)
         self._watcher.end(pending.opened)
         self._thread.recent.append((pending.name, trace))
         del self._thread.recent[:-_RECENT]

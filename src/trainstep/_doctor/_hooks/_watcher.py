@@ -98,7 +98,7 @@ class Watcher:
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self.kept: list[Kept] = []
+        self._kept: dict[str, Kept] = {}  # of the last trace of each function
         self._local = threading.local()
         self._serials: dict[str, list[weakref.ref[Any]]] = {}
         self._remarks: set[str] = set()
@@ -152,7 +152,7 @@ class Watcher:
         if captures is None or not captures.source.text:
             return None
         kept = Kept(opened.trace, captures, fn)
-        self.kept.append(kept)
+        self._kept[opened.trace.group] = kept
         return kept
 
     def drop(self, opened: Open) -> None:
@@ -193,18 +193,19 @@ class Watcher:
             )
 
     def check_group(self, group: str, noticed: Callable[[], Site]) -> None:
-        """The same for all programs of a function."""
-        for kept in self.kept:
-            if kept.trace.group == group:
-                self.guarded(functools.partial(self.check, kept, noticed))
+        """The same for the last program of a function, which is being called."""
+        kept = self._kept.get(group)
+        if kept is not None:
+            self.guarded(lambda: self.check(kept, noticed))
 
-    def check_jax(self, noticed: Callable[[], Site] = lambda: NOWHERE) -> None:
-        """The same for all of JAX's that nobody sees being called.
+    def check_jax(self, noticed: Callable[[], Site] = lambda: NOWHERE, but: str = "") -> None:
+        """The same for all functions of JAX's that nobody sees being called.
 
-        Those of TensorFlow and Keras are looked at when they are called.
+        Those of TensorFlow and Keras are looked at when they are called. `but` is left out: a
+        function that is being traced has new values for it, and may never need the old program.
         """
-        for kept in self.kept:
-            if kept.trace.engine == "jax" and not kept.trace.group.startswith("keras:"):
+        for group, kept in self._kept.items():
+            if kept.trace.engine == "jax" and group != but and not group.startswith("keras:"):
                 self.guarded(functools.partial(self.check, kept, noticed))
 
     def serial(self, value: Any, kind: str) -> int:
