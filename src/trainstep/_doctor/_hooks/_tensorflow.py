@@ -19,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from trainstep import _site
+from trainstep._doctor._hooks import _autograph
 from trainstep._doctor._hooks._functions import another, code_of, innermost
 from trainstep._doctor._hooks._keras import Keras, in_words
 from trainstep._doctor._hooks._sites import defined, is_ours, outwards, site
@@ -62,13 +63,11 @@ class TensorFlow:
         hooks = {
             f"{_POLYMORPHIC}.tracing_compilation": self._tracing,
             f"{_POLYMORPHIC}.polymorphic_function": self._functions,
-            "tensorflow.python.autograph.pyct.loader": self._autograph,
-            "tensorflow.python.autograph.operators.py_builtins": self._printing,
-            "tensorflow.python.autograph.pyct.inspect_utils": self._builtin,
             "tensorflow.python.eager.backprop": self._eager,
         }
         for module, hook in hooks.items():
             patches.on_import(module, functools.partial(hook, patches))
+        _autograph.install(patches)
 
     def finish(self) -> None:
         """Notes how often functions were called."""
@@ -128,10 +127,11 @@ class TensorFlow:
                 made.calls += 1
                 if len(made.times) < _TIMES:
                     made.times.append(self._watcher.log.elapsed())
-                if fn._jit_compile and not self.logged:
-                    return self._compiling(fn, made, original, args, kwargs)
                 traced = len(made.traces)
-                result = original(fn, *args, **kwargs)
+                if fn._jit_compile and not self.logged:
+                    result = self._compiling(fn, made, original, args, kwargs)
+                else:
+                    result = original(fn, *args, **kwargs)
                 kept = made.kept
                 if kept is not None and traced == len(made.traces) and not kept.holds():
                     noticed = functools.partial(site, sys._getframe(1))
@@ -142,51 +142,6 @@ class TensorFlow:
 
         patches.replace(module.Function, "__init__", init)
         patches.replace(module.Function, "_call", call)
-
-    def _autograph(self, patches: Patches, module: Any) -> None:
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def load_ast(*args: Any, **kwargs: Any) -> Any:
-                result = original(*args, **kwargs)
-                for line, origin in (result[2] or {}).items():
-                    found = (origin.loc.filename, origin.loc.lineno)
-                    _site.mapped[line.filename, line.lineno] = found
-                return result
-
-            return load_ast
-
-        patches.replace(module, "load_ast", make)
-
-    def _builtin(self, patches: Patches, module: Any) -> None:
-        """What stands in for `print` is to AutoGraph what `print` is."""
-
-        def make(original: Any) -> Any:
-            def isbuiltin(fn: Any) -> Any:
-                return _is_print(fn) or original(fn)
-
-            return isbuiltin
-
-        patches.replace(module, "isbuiltin", make)
-
-    def _printing(self, patches: Patches, module: Any) -> None:
-        """AutoGraph may have a `print` of its own, which prints tensors at every call."""
-
-        def make(original: Any) -> Any:
-            def overload_of(fn: Any) -> Any:
-                if not _is_print(fn):
-                    return original(fn)
-                own = original(fn.__wrapped__)
-
-                def printing(*args: Any, **kwargs: Any) -> Any:
-                    if any(map(module.tensor_util.is_tf_type, args)):
-                        return own(*args, **kwargs)
-                    return fn(*args, **kwargs)
-
-                return printing
-
-            return overload_of
-
-        patches.replace(module, "overload_of", make)
 
     def _eager(self, patches: Patches, module: Any) -> None:
         def make(original: Any) -> Any:
@@ -365,10 +320,6 @@ def _values(found: dict[str, Any]) -> list[Any]:
     """The arguments; of structures, what is in them is data."""
     args = found.get("args") or ()
     return [None if isinstance(each, (tuple, list, dict)) else each for each in args]
-
-
-def _is_print(fn: Any) -> bool:
-    return getattr(fn, "stands_for", None) == "print"
 
 
 def _shape(value: Any) -> str:
