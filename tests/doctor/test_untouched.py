@@ -15,9 +15,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import keras
 import pytest
 
 from .running import SECONDS, Completed, doctor, environment, python, written
+
+# No engine has a part in these: once is enough.
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="on one engine")
 
 
 def both(folder: Path, text: str, *args: str, **env: str) -> tuple[Completed, Completed]:

@@ -17,7 +17,7 @@ from .zoo import CASES, Case
 
 ENGINE = keras.backend.backend()
 ALL = os.environ.get("TRAINSTEP_ZOO") == "all"
-EVERY = 1 if ALL else 8
+EVERY = 1 if ALL else 12
 CHOSEN = [case for case in CASES.values() if ENGINE in case.engines][::EVERY]
 
 # Each size costs JAX a program at its exact shape. One row is a size of its own kind: Keras and JAX

@@ -13,7 +13,7 @@ import itertools
 import re
 import sys
 import threading
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any
 
 from trainstep import _site
@@ -37,6 +37,9 @@ _DEEP = 12  # frames between a listener and the function that traces
 _RECENT = 50
 _STATIC = re.compile(r"CustomNode\(Static\[.*?\], \[\]\)")
 _WIDE = 80
+# Why a function is traced again for the same arguments.
+_SETTING = Cause("context", "the same arguments under another setting")
+_BOUND = Cause("function", "a method is a new function object each time it is asked for")
 
 
 class _Pending:
@@ -162,6 +165,7 @@ class Jax:
         trace.signature = str(signature)
         number, new = self._objects.number(raw, trace.function)
         made: list[Cause] = []
+        is_method = isinstance(raw, MethodType) and step is None
         if step is not None:
             step.describe(trace)
             made = step.causes(new=new)
@@ -172,13 +176,15 @@ class Jax:
             elif new and number > 1:
                 made = [another(raw, number)]
         opened = self._watcher.begin(trace, fn, _values(found), list if step is None else step.uses)
-        self._compare(trace, signature, number, made)
+        self._compare(trace, signature, number, made, _BOUND if is_method else _SETTING)
         if step is not None:
             trace.signature = in_words(trace.signature)
             trace.causes = [Cause(kind, in_words(text)) for kind, text in trace.causes]
         return opened
 
-    def _compare(self, trace: Trace, signature: Signature, number: int, made: list[Cause]) -> None:
+    def _compare(
+        self, trace: Trace, signature: Signature, number: int, made: list[Cause], again: Cause
+    ) -> None:
         earlier = self._signatures.setdefault((trace.group, number), [])
         if made:
             earlier.clear()
@@ -186,7 +192,7 @@ class Jax:
         elif earlier:
             index, causes = why(signature, [each for each, _ in earlier])
             trace.nearest = 0 if index is None else earlier[index][1]
-            trace.causes = causes or [Cause("context", "the same arguments under another setting")]
+            trace.causes = causes or [again]
         earlier.append((signature, trace.number))
 
     def _traced(self, pending: _Pending, seconds: float) -> None:
