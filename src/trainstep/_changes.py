@@ -196,9 +196,11 @@ def _looks(reach: Reach) -> Iterator[tuple[Place, _Look]]:
 
 
 def _is_made_once(before: Any, after: Any) -> bool:
-    """Whether a variable was made where there was none, which is meant to happen once."""
-    if len(before) != 1 or not (before[0] is None or before[0] is GONE):
+    """Whether a variable was made where there was none, or a flag says that all is built now."""
+    if len(before) != 1 or not any(before[0] is each for each in (None, GONE, False)):
         return False
+    if before[0] is False and after[0] is True:
+        return True
     return hasattr(after[0], "assign") and hasattr(after[0], "dtype")
 
 

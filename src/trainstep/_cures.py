@@ -51,6 +51,11 @@ CURES: dict[str, dict[str, str]] = {
             "(`model.build(...)`) and the optimizer "
             "(`optimizer.build(model.trainable_variables)`) before"
         ),
+        "keras": (
+            "the first batch created variables, and was traced twice for it: begin the model with "
+            "an Input, build the optimizer (`optimizer.build(model.trainable_variables)`), and "
+            "pass metrics as objects, not as strings"
+        ),
     },
     "capture": {
         "": (

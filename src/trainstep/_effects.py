@@ -20,7 +20,7 @@ from trainstep._advice import Effect
 from trainstep._changes import Changes
 from trainstep._errors import SideEffectError
 from trainstep._reach import Reach
-from trainstep._stand_ins import heard, replace
+from trainstep._stand_ins import Placed, give_back, heard, replace
 
 _ONCE = ("build", "__init__", "setup")
 
@@ -41,14 +41,14 @@ class Observer:
         self._function, self._reach = function, reach
         self._raises = raises
         self._thread = threading.get_ident()
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._replaced: list[Placed] = []
         self._changes = Changes(reach, is_tensor)
         self._noted: dict[tuple[str, str, int], Effect] = {}
 
     def __enter__(self) -> Observer:
         heard.append(self)
         try:
-            self._replaced.extend(replace(self._reach.modules.values()))
+            replace(self._reach.modules.values(), self._replaced)
         except BaseException:  # Ctrl-C, say: nothing stays in place
             self.__exit__()
             raise
@@ -56,10 +56,7 @@ class Observer:
 
     def __exit__(self, *exception: object) -> None:
         heard.remove(self)
-        for place, name, original, stand_in in reversed(self._replaced):
-            if place.get(name) is stand_in:
-                place[name] = original
-        self._replaced.clear()
+        give_back(self._replaced)
 
     def noticed(self, effects: Iterable[Effect]) -> None:
         """Takes in what was found elsewhere."""

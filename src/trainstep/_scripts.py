@@ -26,14 +26,16 @@ def run_script(script: str, args: Sequence[str]) -> None:
     vars(main)["__annotations__"] = {}
     sys.modules["__main__"] = main
     sys.argv[:] = [script, *args]
-    sys.path[0] = os.path.dirname(os.path.realpath(path))
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
     exec(code, vars(main))
 
 
 def run_module(name: str, args: Sequence[str]) -> None:
     """Runs a module as `python -m` does."""
     sys.argv[:] = [name, *args]
-    sys.path[0] = os.getcwd()
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

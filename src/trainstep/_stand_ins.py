@@ -13,6 +13,7 @@ import os
 import random
 import secrets
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -36,7 +37,7 @@ _NUMPY = (
     "negative_binomial noncentral_chisquare noncentral_f normal pareto permutation poisson power "
     "rand randint randn random random_integers random_sample ranf rayleigh sample seed shuffle "
     "standard_cauchy standard_exponential standard_gamma standard_normal standard_t triangular "
-    "uniform vonmises wald weibull zipf RandomState"
+    "uniform vonmises wald weibull zipf"
 )
 _WATCHED: list[tuple[Any, str, str]] = [
     (random, "random", " ".join(_RANDOM)),
@@ -62,36 +63,80 @@ class Listener(Protocol):
         ...
 
 
-heard: list[Listener] = []  # the last one listens
+heard: list[Listener] = []  # who listens, the last one first
 _made: dict[tuple[int, str], tuple[Any, Any]] = {}
+_lock = threading.Lock()
 
 
-def replace(modules: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
+class Placed:
+    """A stand-in that is in place, and for how many."""
+
+    def __init__(self, place: dict[str, Any], name: str, original: Any, stand_in: Any) -> None:
+        self.place, self.name, self.original, self.stand_in = place, name, original, stand_in
+        self.users = 0
+
+
+_placed: dict[tuple[int, str], Placed] = {}
+
+
+def replace(modules: Iterable[dict[str, Any]], taken: list[Placed]) -> None:
     """Puts stand-ins in place, also where `modules` took a name (`from random import gauss`).
 
-    Yields:
-        Each dict, name, original and stand-in, before it is put there.
+    Several traces may be under way, in several threads: what one has put there stays until the last
+    has ended. Classes are left alone: somebody may ask whether an object is of one.
+
+    Args:
+        modules: Dicts of globals.
+        taken: Gets what is in place now, to be given back.
     """
-    known: dict[int, tuple[Any, Any]] = {}
-    for place, kind, name, original in _originals():
-        stand_in = _stand_in(place, kind, name, original)
-        known[id(original)] = (original, stand_in)
-        yield place, name, original, stand_in
-        place[name] = stand_in
-    # Other threads look into the module `datetime`, too: it is replaced in the user's names only.
-    known |= {id(original): (original, stand_in) for original, stand_in in _clocks()}
-    for module in modules:
-        for name, value in list(module.items()):
-            original, stand_in = known.get(id(value), (None, None))
-            if stand_in is not None and original is value:
-                yield module, name, original, stand_in
-                module[name] = stand_in
+    with _lock:
+        known: dict[int, tuple[Any, Any]] = {}
+        for place, kind, name, original in _originals():
+            stand_in = _stand_in(place, kind, name, original)
+            known[id(original)] = (original, stand_in)
+            _put(place, name, original, stand_in, taken)
+        # Other threads look into the module `datetime`, too: it is replaced in user's names only.
+        known |= {id(original): (original, stand_in) for original, stand_in in _clocks()}
+        for module in modules:
+            for name, value in list(module.items()):
+                held = _placed.get((id(module), name))
+                original, stand_in = known.get(id(value), (None, None))
+                if held is not None and held.stand_in is value:
+                    _put(module, name, held.original, value, taken)
+                elif stand_in is not None and original is value:
+                    _put(module, name, original, stand_in, taken)
+
+
+def give_back(taken: list[Placed]) -> None:
+    """Puts the originals back, where nobody else listens."""
+    with _lock:
+        while taken:
+            placed = taken.pop()
+            placed.users -= 1
+            if not placed.users:
+                del _placed[id(placed.place), placed.name]
+                if placed.place.get(placed.name) is placed.stand_in:
+                    placed.place[placed.name] = placed.original
+
+
+def _put(
+    place: dict[str, Any], name: str, original: Any, stand_in: Any, taken: list[Placed]
+) -> None:
+    key = (id(place), name)
+    if key not in _placed:
+        _placed[key] = Placed(place, name, original, stand_in)
+    _placed[key].users += 1
+    taken.append(_placed[key])
+    place[name] = stand_in
 
 
 def _originals() -> Iterator[tuple[dict[str, Any], str, str, Any]]:
     for module, kind, names in _WATCHED:
         for name in names.split():
+            held = _placed.get((id(vars(module)), name))
             original = vars(module).get(name)
+            if held is not None and original is held.stand_in:
+                original = held.original
             if original is not None:
                 yield vars(module), kind, name, original
 
@@ -110,11 +155,11 @@ def _telling(original: Any, kind: str, called: str) -> Any:
     @functools.wraps(original)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         frame = sys._getframe(1)
-        listener = heard[-1] if heard else None
-        wanted = listener is not None and listener.calling(kind, called, frame)
+        listeners = reversed(heard.copy())
+        wanted = next((each for each in listeners if each.calling(kind, called, frame)), None)
         result = original(*args, **kwargs)
-        if listener is not None and wanted:
-            listener.called(kind, called, frame, result)
+        if wanted is not None:
+            wanted.called(kind, called, frame, result)
         return result
 
     found: Any = stand_in

@@ -204,6 +204,7 @@ def _finding(record: Happened) -> Finding:
         fix = advice.cure or effect.cure
     elif record.kind == "stale":
         record.what += f" has changed since it was traced: {record.before} -> {record.now}"
+        fix = _STALE.get("keras" if record.group.startswith("keras:") else record.engine, fix)
         if not record.noticed.file:
             happens += "; seen at the end: it matters if the function was called since the change"
     elif record.kind == "eager":
@@ -227,6 +228,11 @@ def _finding(record: Happened) -> Finding:
     )
 
 
+_STALE = {
+    "keras": "keep it in a keras.Variable, or as a weight of the layer, and assign to that",
+    "jax": "pass it as an argument of the function",
+    "tensorflow": "pass it as an argument, as a tensor, or keep it in a tf.Variable",
+}
 _EAGER = {
     "tensorflow": "put `@tf.function` on the function around it (build model and optimizer first)",
     "jax": "put `jax.jit` around the function that takes the gradient and updates",

@@ -8,6 +8,8 @@ from trainstep._doctor._hooks._sites import is_ours, site
 from trainstep._doctor._hooks._watcher import Watcher
 from trainstep._doctor._records import Happened
 
+_LOOP = 4  # gradients at one line that are a loop
+
 
 class Eager:
     """Counts them."""
@@ -33,14 +35,15 @@ class Eager:
             self._counts[key] = known
             return known
         known.count += 1
-        if known.count & (known.count - 1) == 0:  # 2, 4, 8, ...: a killed run tells as much
+        # At 4, 8, 16, ...: a killed run tells as much.
+        if known.count >= _LOOP and known.count & (known.count - 1) == 0:
             self._watcher.log.note(_copy(known))
         return known
 
     def finish(self) -> None:
         """Notes how many there were."""
         for known in self._counts.values():
-            if known.count > 1:
+            if known.count >= _LOOP:
                 self._watcher.log.note(_copy(known))
 
 

@@ -22,7 +22,7 @@ from trainstep._doctor._hooks._keras import Keras, in_words
 from trainstep._doctor._hooks._sites import defined, is_ours, outwards, site
 from trainstep._doctor._hooks._watcher import Open, Watcher
 from trainstep._doctor._hooks._why import why
-from trainstep._doctor._records import Cause, Site, Trace
+from trainstep._doctor._records import Cause, Trace
 from trainstep._patches import Patches
 from trainstep._signature import Part, Signature, array_text
 
@@ -35,6 +35,7 @@ _DISK = "/jax/compilation_cache/cache_hits"
 _TRACING = ("_trace_for_jit", "_create_pjit_jaxpr")
 _DEEP = 12  # frames between a listener and the function that traces
 _RECENT = 50
+_EARLIER = 40  # signatures that a new one is compared with
 _STATIC = re.compile(r"CustomNode\(Static\[.*?\], \[\]\)")
 _WIDE = 80
 # Why a function is traced again for the same arguments.
@@ -104,8 +105,9 @@ class Jax:
         def make(vjp: Any) -> Any:
             @functools.wraps(vjp)
             def counted(*args: Any, **kwargs: Any) -> Any:
-                if api.core.trace_state_clean():
-                    frame = sys._getframe(1)
+                frame = sys._getframe(1)
+                compiled = type(frame.f_locals.get("fun")).__name__ == "PjitFunction"
+                if api.core.trace_state_clean() and not compiled:
                     self._watcher.guarded(lambda: self._keras.eager("jax", frame))
                 return vjp(*args, **kwargs)
 
@@ -157,7 +159,7 @@ class Jax:
         trace = Trace(engine="jax", function=name, called=site(frame))
         if code is not None:
             trace.function, trace.defined = title(raw), defined(code)
-        step = self._keras.step(code, frame)
+        step = self._keras.step(code, frame, fn)
         if step is None and (code is None or not _site.is_users_file(code)):
             trace.what, trace.group, trace.function = "small", f"jax:{name}", name
             return self._watcher.begin(trace)
@@ -173,6 +175,8 @@ class Jax:
             trace.group = f"jax:{trace.defined.file}:{trace.defined.line}:{trace.function}"
             if new and number > 1 and self._objects.is_own(raw, trace.function):
                 trace.group += f"#{number}"
+            elif new and number > 1 and self._watcher.is_outdated(trace.group, fn):
+                trace.mode = f"values of trace {number}"  # with the old function, they were stale
             elif new and number > 1:
                 made = [another(raw, number)]
         opened = self._watcher.begin(trace, fn, _values(found), list if step is None else step.uses)
@@ -190,6 +194,7 @@ class Jax:
             earlier.clear()
             trace.causes = made
         elif earlier:
+            del earlier[:-_EARLIER]
             index, causes = why(signature, [each for each, _ in earlier])
             trace.nearest = 0 if index is None else earlier[index][1]
             trace.causes = causes or [again]
@@ -201,8 +206,8 @@ class Jax:
         trace.seconds["trace"] = round(seconds, 6)
         if error is not None and error is not pending.error:
             trace.failed = type(error).__name__
-        self._watcher.check_jax(functools.partial(_called, trace), trace.group)
         self._watcher.end(pending.opened)
+        self._watcher.check_jax(trace.group)
         self._thread.recent.append((pending.name, trace))
         del self._thread.recent[:-_RECENT]
 
@@ -225,7 +230,7 @@ class Jax:
         """A program of what was traced before, or was traced without being announced."""
         known = [trace for traced, trace in self._thread.recent if traced == name]
         trace = Trace(engine="jax", group=f"jax:{name}", function=name, what="small")
-        if known and known[-1].what == "trace":
+        if known and known[-1].what == "trace" and _devices() > 1:
             first = known[-1]
             trace.group, trace.function, trace.what = first.group, first.function, "compile"
             trace.defined = first.defined
@@ -237,8 +242,8 @@ class Jax:
         return trace
 
 
-def _called(trace: Trace) -> Site:
-    return trace.called
+def _devices() -> int:
+    return int(sys.modules["jax"].device_count())
 
 
 def _values(found: dict[str, Any]) -> list[Any]:
@@ -258,7 +263,7 @@ def _signature(found: dict[str, Any], code: CodeType | None, more: list[Part]) -
         if -len(args) <= i < len(args):
             static[called[i] if len(called) == len(args) else f"number {i}"] = args[i]
     static |= {name: kwargs[name] for name in _static(info, "names") if name in kwargs}
-    parts = [Part(name, _short(value), "static", _short(value)) for name, value in static.items()]
+    parts = [Part(name, _short(value), "static", repr(value)) for name, value in static.items()]
     tree = _STATIC.sub("static", str(getattr(found.get("avals_ft"), "tree", "")))
     parts.append(Part("structure of the arguments", _tree(tree), "structure", tree))
     for index, aval in enumerate(found.get("avals") or found.get("in_type") or ()):

@@ -49,6 +49,7 @@ class Compiled:
     def __init__(self) -> None:
         self.sites: list[Site] = []
         self.flags: Flags = {}  # at `compile()`, or at the last trace
+        self.flags_of: dict[str, Flags] = {}  # at the last trace, by role
         self.told: set[str] = set()
         self.traced: dict[str, int] = {}  # how often it was compiled before its last trace, by role
 
@@ -184,10 +185,16 @@ class Keras:
             )
         )
 
-    def step(self, code: CodeType | None, frame: FrameType) -> Step | None:
-        """What a trace is to Keras, if it is one of a function that Keras made for a model."""
+    def step(self, code: CodeType | None, frame: FrameType, fn: Any = None) -> Step | None:
+        """What a trace is to Keras, if it is one of a function that Keras made for a model.
+
+        That is Keras's own code, or a step that the user wrote as a method of the model.
+        """
         called = keras_call(frame)
-        if called is None or code is None or not _is_step(code):
+        if called is None or code is None:
+            return None
+        own = code.co_name in _STEPS and getattr(fn, "__self__", None) is called.model
+        if not own and not is_keras_code(code):
             return None
         return Step(self, called, self._watcher.serial(called.model, "model"))
 
@@ -196,12 +203,17 @@ class Keras:
         found = self._of(model)
         before, now = found.traced.get(role), len(found.sites)
         found.traced[role] = now
+        flags_now, flags_before = flags(model), found.flags_of.get(role)
+        found.flags_of[role] = flags_now
         if role == "train":
-            found.flags = flags(model)  # which the program has now
+            found.flags = flags_now  # which the program has now
         if before is None:
             return []
         if now > max(before, 1):
             line = _site.name(*found.sites[-1][:2])
+            if flags_now != flags_before:
+                text = f"`compile()` was called at {line}, after `trainable` had changed"
+                return [Cause("mode", text)]
             return [Cause("compile", f"`compile()` was called again at {line}")]
         made = Cause("function", f"Keras was made to make its {role} function again")
         return [made] if new else []
@@ -277,10 +289,6 @@ def flags(model: Any) -> Flags:
     layers = [each for each in model._flatten_layers() if not each._layers]
     named = [each for each in layers if type(each).__name__ != "InputLayer"]
     return {layer.path or layer.name: layer.trainable for layer in named}
-
-
-def _is_step(code: CodeType) -> bool:
-    return _site.is_users_file(code) or is_keras_code(code)
 
 
 def is_keras_code(code: CodeType) -> bool:

@@ -32,13 +32,14 @@ from trainstep._patches import Patches
 _POLYMORPHIC = "tensorflow.python.eager.polymorphic_function"
 _BINDING = ("__get__", "class_method_to_instance_method")
 _TIMES = 2000  # moments of calls that are kept
+_EARLIER = 8  # function objects that may still be in use
 
 
 class Made:
-    """What is known of one function object. Hangs on it, and dies with it."""
+    """What is known of one function object, with the others of its code. Does not hold it."""
 
-    def __init__(self, where: Site, *, bound: bool) -> None:
-        self.where, self.bound = where, bound
+    def __init__(self, where: Site, known: list[Made], *, bound: bool) -> None:
+        self.where, self.known, self.bound = where, known, bound
         self.calls = 0
         self.group = ""
         self.kept: Kept | None = None
@@ -148,6 +149,7 @@ class TensorFlow:
             @functools.wraps(original)
             def gradient(tape: Any, *args: Any, **kwargs: Any) -> Any:
                 if module.context.executing_eagerly():
+                    self._uncompiled()
                     frame = sys._getframe(1)
                     self._watcher.guarded(lambda: self._keras.eager("tensorflow", frame))
                 return original(tape, *args, **kwargs)
@@ -156,6 +158,14 @@ class TensorFlow:
 
         patches.replace(module.GradientTape, "gradient", make)
 
+    def _uncompiled(self) -> None:
+        """Says so if functions are told not to be compiled."""
+        module = sys.modules.get(f"{_POLYMORPHIC}.eager_function_run")
+        if getattr(module, "RUN_FUNCTIONS_EAGERLY", False):
+            self._watcher.remark(
+                "tf.config.run_functions_eagerly(True) was called: no tf.function is compiled"
+            )
+
     # Functions ------------------------------------------------------------------------------
 
     def _note_made(self, fn: Any, frame: FrameType) -> None:
@@ -163,7 +173,7 @@ class TensorFlow:
         near = itertools.islice(outwards(frame), 3)
         bound = any(each.f_code.co_name in _BINDING for each in near)
         known = self._made.setdefault((code, bound), [])
-        made = Made(site(frame), bound=bound)
+        made = Made(site(frame), known, bound=bound)
         known.append(made)
         fn._trainstep_made = made
         fn._function_captures._trainstep_owner = weak(fn)
@@ -180,7 +190,7 @@ class TensorFlow:
         trace = Trace(engine="tensorflow", function=options.name, called=site(frame))
         if code is not None:
             trace.function, trace.defined = code.co_qualname, defined(code)
-        step = self._keras.step(code, frame)
+        step = self._keras.step(code, frame, fn)
         if step is None and (code is None or not _site.is_users_file(code)):
             trace.what, trace.group, trace.function = "small", "tensorflow", options.name
             # Of tf.data's, say: what they call of the user's is heard, though not read.
@@ -232,11 +242,10 @@ class TensorFlow:
 
     def _another(self, trace: Trace, made: Made, fn: Any) -> list[Cause]:
         """A further function object of one code, if there were others."""
-        known = next(known for known in self._made.values() if made in known)
-        earlier = [each for each in known if each is not made and each.traces]
+        earlier = [each for each in made.known if each is not made and each.calls]
         if not earlier:
             return []
-        self._replaced.append((trace, [(each, each.calls) for each in earlier]))
+        self._replaced.append((trace, [(each, each.calls) for each in earlier[-_EARLIER:]]))
         called = "called" if made.bound else "made"
         line = _site.name(*made.where[:2])
         return [another(fn, len(earlier) + 1, f", {called} at {line}")]
@@ -323,6 +332,10 @@ def _values(found: dict[str, Any]) -> list[Any]:
 
 
 def _shape(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return ", ".join(filter(None, map(_shape, value)))
+    if isinstance(value, dict):
+        return _shape(list(value.values()))
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
         return ""

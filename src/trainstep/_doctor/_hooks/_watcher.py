@@ -37,9 +37,12 @@ class Open:
     say before NumPy is imported.
     """
 
-    def __init__(self, trace: Trace, fn: Any, look: Callable[[], Reach] | None) -> None:
+    def __init__(
+        self, trace: Trace, fn: Any, look: Callable[[], Reach] | None, holder: Any = None
+    ) -> None:
         self.trace = trace
         self.observer: Observer | None = None
+        self.holder = weak(fn if holder is None else holder)
         self._fn, self._look = fn, look
         self._before: Reach | None = None
 
@@ -71,10 +74,10 @@ class Open:
 class Kept:
     """The values around a program, with a weak hold on the function whose closure has some."""
 
-    def __init__(self, trace: Trace, captures: Captures, fn: Any) -> None:
+    def __init__(self, trace: Trace, captures: Captures, fn: Any, holder: Any) -> None:
         self.trace, self.captures = trace, captures
         self.over = False  # whether something is gone, and the program with it
-        self._fn = weak(fn)
+        self._fn, self._holder = weak(fn), holder
 
     def holds(self) -> bool:
         """Whether all values are as they were, or nobody can tell any more."""
@@ -84,9 +87,7 @@ class Kept:
     def cells(self) -> Any:
         """The closure of the function, as it is now; None if the function is gone."""
         fn = self._fn()
-        if fn is None:
-            return None
-        return getattr(getattr(fn, "__func__", fn), "__closure__", None) or ()
+        return None if fn is None or self._holder() is None else closure(fn)
 
 
 class Watcher:
@@ -117,6 +118,7 @@ class Watcher:
         fn: Any = None,
         values: Sequence[Any] = (),
         uses: Callable[[], Sequence[Any]] = list,
+        holder: Any = None,
     ) -> Open:
         """A trace begins.
 
@@ -125,10 +127,11 @@ class Watcher:
             fn: The user's function, if side effects and captured values matter to it.
             values: Its arguments.
             uses: Objects that run user code inside: models, losses.
+            holder: What lives as long as the program; `fn` if it is not said.
         """
         stack = self.open_traces()
         look = None if fn is None else functools.partial(_reached, fn, values, uses)
-        opened = Open(trace, fn, None if stack else look)
+        opened = Open(trace, fn, None if stack else look, holder)
         if stack:
             trace.inside = stack[0].trace.number
         self.log.begin(trace)
@@ -151,7 +154,7 @@ class Watcher:
             self.guarded(lambda: self._effects(opened.trace, observer))
         if captures is None or not captures.source.text:
             return None
-        kept = Kept(opened.trace, captures, fn)
+        kept = Kept(opened.trace, captures, fn, opened.holder)
         self._kept[opened.trace.group] = kept
         return kept
 
@@ -168,7 +171,9 @@ class Watcher:
 
     def check(self, kept: Kept, noticed: Callable[[], Site] = lambda: NOWHERE) -> None:
         """Notes the values of a program that have changed since it was traced."""
-        if kept.holds():
+        from trainstep._stand_ins import heard
+
+        if heard or kept.holds():  # while somebody traces, names lead elsewhere
             return
         cells = kept.cells()
         changes = list(kept.captures.changes(cells))
@@ -192,21 +197,26 @@ class Watcher:
                 )
             )
 
+    def is_outdated(self, group: str, fn: Any) -> bool:
+        """Whether values have changed since the last trace of a function that is traced now."""
+        kept = self._kept.get(group)
+        return kept is not None and not kept.captures.holds(closure(fn))
+
     def check_group(self, group: str, noticed: Callable[[], Site]) -> None:
         """The same for the last program of a function, which is being called."""
         kept = self._kept.get(group)
         if kept is not None:
             self.guarded(lambda: self.check(kept, noticed))
 
-    def check_jax(self, noticed: Callable[[], Site] = lambda: NOWHERE, but: str = "") -> None:
+    def check_jax(self, but: str = "") -> None:
         """The same for all functions of JAX's that nobody sees being called.
 
         Those of TensorFlow and Keras are looked at when they are called. `but` is left out: a
         function that is being traced has new values for it, and may never need the old program.
         """
-        for group, kept in self._kept.items():
+        for group, kept in list(self._kept.items()):
             if kept.trace.engine == "jax" and group != but and not group.startswith("keras:"):
-                self.guarded(functools.partial(self.check, kept, noticed))
+                self.guarded(functools.partial(self.check, kept))
 
     def serial(self, value: Any, kind: str) -> int:
         """A number for an object, from 1 on, for as long as it lives."""
@@ -254,6 +264,11 @@ def side_effect(trace: Trace, effect: Effect) -> Happened:
         detail=effect.kind,
         value=effect.value,
     )
+
+
+def closure(fn: Any) -> Any:
+    """The closure of a function or a method."""
+    return getattr(getattr(fn, "__func__", fn), "__closure__", None) or ()
 
 
 def is_symbolic(value: Any) -> bool:
