@@ -200,7 +200,8 @@ class Watcher:
     def is_outdated(self, group: str, fn: Any) -> bool:
         """Whether values have changed since the last trace of a function that is traced now."""
         kept = self._kept.get(group)
-        return kept is not None and not kept.captures.holds(closure(fn))
+        changes = () if kept is None else kept.captures.changes(closure(fn))
+        return any(now != "gone" for _, _, now in changes)
 
     def check_group(self, group: str, noticed: Callable[[], Site]) -> None:
         """The same for the last program of a function, which is being called."""
