@@ -234,7 +234,7 @@ class Jax:
             first = known[-1]
             trace.group, trace.function, trace.what = first.group, first.function, "compile"
             trace.defined = first.defined
-            text = f"the same trace, for arguments on other devices ({first.signature})"
+            text = f"the same trace, for other devices or options ({first.signature})"
             trace.causes = [Cause("sharding", text)]
         trace.called = site(frame)
         self._watcher.log.begin(trace)

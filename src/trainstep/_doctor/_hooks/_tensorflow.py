@@ -123,7 +123,7 @@ class TensorFlow:
             @functools.wraps(original)
             def _call(fn: Any, *args: Any, **kwargs: Any) -> Any:
                 made = fn.__dict__.get("_trainstep_made")
-                if made is None:
+                if made is None or self._watcher.open_traces():  # part of another function
                     return original(fn, *args, **kwargs)
                 made.calls += 1
                 if len(made.times) < _TIMES:
@@ -210,7 +210,7 @@ class TensorFlow:
             if not self._watcher.open_traces():  # Keras's functions are nested
                 again = step.causes(new=made is not None and not made.traces)
                 trace.causes = trace.causes or again
-            trace.signature = in_words(trace.signature)
+            trace.signature, trace.note = in_words(trace.signature), in_words(trace.note)
             trace.causes = [Cause(kind, in_words(text)) for kind, text in trace.causes]
         uses = list if step is None else step.uses
         opened = self._watcher.begin(trace, fn, _values(found), uses)
@@ -284,7 +284,7 @@ class TensorFlow:
     def _compiling(self, fn: Any, made: Made, original: Any, args: Any, kwargs: Any) -> Any:
         """XLA compiles for every shape, also without a trace."""
         key = tuple(map(_shape, (*args, *kwargs.values())))
-        if key in made.shapes or self._watcher.open_traces():
+        if key in made.shapes:
             return original(fn, *args, **kwargs)
         traced, began = len(made.traces), perf_counter()
         result = original(fn, *args, **kwargs)

@@ -121,6 +121,9 @@ def how_often(function: Function) -> str:
         parts.append(f"traced {times(function.traces)}")
     if function.compilations:
         parts.append(f"compiled {times(function.compilations)} without a trace")
+    failed = sum(bool(event.trace.failed) for event in function.events)
+    if failed:
+        parts.append(f"its trace failed {times(failed)}")
     often = " and ".join(parts) or "not traced"
     return often if function.calls is None else f"{often} in {count(function.calls, 'call')}"
 
