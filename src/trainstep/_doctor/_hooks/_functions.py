@@ -74,6 +74,18 @@ def code_of(fn: Any) -> types.CodeType | None:
     return code if isinstance(code, types.CodeType) else None
 
 
+def arguments(found: dict[str, Any]) -> list[Any]:
+    """The arguments among the names of a frame; of structures, what is in them is data."""
+    args = found.get("args") or ()
+    return [None if isinstance(each, (tuple, list, dict)) else each for each in args]
+
+
+def short(value: Any, width: int = 80) -> str:
+    """A value in one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
 def another(fn: Any, number: int, made: str = "") -> Cause:
     """A further function object of one code, as the cause of a trace."""
     if isinstance(fn, types.MethodType):

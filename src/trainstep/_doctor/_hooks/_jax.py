@@ -17,7 +17,15 @@ from types import CodeType, FrameType, MethodType
 from typing import Any
 
 from trainstep import _site
-from trainstep._doctor._hooks._functions import Objects, another, code_of, innermost, title
+from trainstep._doctor._hooks._functions import (
+    Objects,
+    another,
+    arguments,
+    code_of,
+    innermost,
+    short,
+    title,
+)
 from trainstep._doctor._hooks._keras import Keras, in_words
 from trainstep._doctor._hooks._sites import defined, is_ours, outwards, site
 from trainstep._doctor._hooks._watcher import Open, Watcher
@@ -37,7 +45,6 @@ _DEEP = 12  # frames between a listener and the function that traces
 _RECENT = 50
 _EARLIER = 40  # signatures that a new one is compared with
 _STATIC = re.compile(r"CustomNode\(Static\[.*?\], \[\]\)")
-_WIDE = 80
 # Why a function is traced again for the same arguments.
 _SETTING = Cause("context", "the same arguments under another setting")
 _BOUND = Cause("function", "a method is a new function object each time it is asked for")
@@ -176,10 +183,12 @@ class Jax:
             if new and number > 1 and self._objects.is_own(raw, trace.function):
                 trace.group += f"#{number}"
             elif new and number > 1 and self._watcher.is_outdated(trace.group, fn):
-                trace.mode = f"values of trace {number}"  # with the old function, they were stale
+                trace.mode = f"values of trace {number}"  # in the old program, they were stale
             elif new and number > 1:
                 made = [another(raw, number)]
-        opened = self._watcher.begin(trace, fn, _values(found), list if step is None else step.uses)
+        opened = self._watcher.begin(
+            trace, fn, arguments(found), list if step is None else step.uses
+        )
         self._compare(trace, signature, number, made, _BOUND if is_method else _SETTING)
         if step is not None:
             trace.signature = in_words(trace.signature)
@@ -246,12 +255,6 @@ def _devices() -> int:
     return int(sys.modules["jax"].device_count())
 
 
-def _values(found: dict[str, Any]) -> list[Any]:
-    """The arguments; of structures, what is in them is data."""
-    args = found.get("args") or ()
-    return [None if isinstance(each, (tuple, list, dict)) else each for each in args]
-
-
 def _signature(found: dict[str, Any], code: CodeType | None, more: list[Part]) -> Signature:
     """What a trace is for, out of the frame that makes it."""
     info, args, kwargs = found.get("ji"), found.get("args") or (), found.get("kwargs") or {}
@@ -263,7 +266,7 @@ def _signature(found: dict[str, Any], code: CodeType | None, more: list[Part]) -
         if -len(args) <= i < len(args):
             static[called[i] if len(called) == len(args) else f"number {i}"] = args[i]
     static |= {name: kwargs[name] for name in _static(info, "names") if name in kwargs}
-    parts = [Part(name, _short(value), "static", repr(value)) for name, value in static.items()]
+    parts = [Part(name, short(value), "static", repr(value)) for name, value in static.items()]
     tree = _STATIC.sub("static", str(getattr(found.get("avals_ft"), "tree", "")))
     parts.append(Part("structure of the arguments", _tree(tree), "structure", tree))
     for index, aval in enumerate(found.get("avals") or found.get("in_type") or ()):
@@ -279,16 +282,11 @@ def _static(info: Any, kind: str) -> tuple[Any, ...]:
 def _array(label: str, aval: Any) -> Part:
     shape, dtype = getattr(aval, "shape", None), str(getattr(aval, "dtype", ""))
     if shape is None:
-        return Part(label, _short(aval), "static", _short(aval))
+        return Part(label, short(aval), "static", short(aval))
     weak = bool(getattr(aval, "weak_type", False))
     text = array_text(tuple(shape), dtype) + (" of a Python number" if weak else "")
     token = (tuple(shape), dtype, weak, str(getattr(aval, "sharding", "")))
     return Part(label, text, "array", token)
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."
 
 
 def _tree(text: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from trainstep import _site
 from trainstep._doctor._hooks import _autograph
-from trainstep._doctor._hooks._functions import another, code_of, innermost
+from trainstep._doctor._hooks._functions import another, arguments, code_of, innermost
 from trainstep._doctor._hooks._keras import Keras, in_words
 from trainstep._doctor._hooks._sites import defined, is_ours, outwards, site
 from trainstep._doctor._hooks._tensorflow_types import context_causes, relaxed, signature
@@ -213,7 +213,7 @@ class TensorFlow:
             trace.signature, trace.note = in_words(trace.signature), in_words(trace.note)
             trace.causes = [Cause(kind, in_words(text)) for kind, text in trace.causes]
         uses = list if step is None else step.uses
-        opened = self._watcher.begin(trace, fn, _values(found), uses)
+        opened = self._watcher.begin(trace, fn, arguments(found), uses)
         self._named[options.name] = trace
         if made is not None:
             made.traces.append(trace.number)
@@ -323,12 +323,6 @@ class TensorFlow:
         trace.seconds["compile"] = round(seconds, 6)
         self._watcher.log.begin(trace)
         self._watcher.log.note(trace)
-
-
-def _values(found: dict[str, Any]) -> list[Any]:
-    """The arguments; of structures, what is in them is data."""
-    args = found.get("args") or ()
-    return [None if isinstance(each, (tuple, list, dict)) else each for each in args]
 
 
 def _shape(value: Any) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trainstep._doctor._hooks._functions import short
 from trainstep._doctor._records import Cause
 from trainstep._signature import Part, Signature, array_text
-
-_WIDE = 60
 
 
 def signature(kind: Any) -> Signature:
@@ -38,13 +37,13 @@ def _parts(label: str, kind: Any) -> Iterator[Part]:
     elif name == "Literal":
         value = kind.value
         number = type(value) in (int, float, complex)
-        yield Part(label, _short(value), "number" if number else "static", repr(value))
+        yield Part(label, short(value), "number" if number else "static", repr(value))
     elif name == "Weakref":
         held = kind._ref()
         text = "an object that is gone" if held is None else f"{type(held).__name__} object"
         yield Part(label, text, "object", kind)
     else:
-        yield Part(label, _short(kind), "static", kind)
+        yield Part(label, short(kind), "static", kind)
 
 
 def _children(kind: Any) -> tuple[str, list[tuple[str, Any]]] | None:
@@ -87,10 +86,5 @@ def _differences(new: Any, old: Any) -> list[Cause]:
     for name in getattr(new.context, "_fields", ()):
         before, now = getattr(old.context, name, None), getattr(new.context, name)
         if before != now:
-            causes.append(Cause("context", f"{name}: {_short(before)} -> {_short(now)}"))
+            causes.append(Cause("context", f"{name}: {short(before)} -> {short(now)}"))
     return causes
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _WIDE else f"{text[: _WIDE - 3]}..."
