@@ -186,9 +186,8 @@ class Jax:
                 trace.mode = f"values of trace {number}"  # in the old program, they were stale
             elif new and number > 1:
                 made = [another(raw, number)]
-        opened = self._watcher.begin(
-            trace, fn, arguments(found), list if step is None else step.uses
-        )
+        uses = list if step is None else step.uses
+        opened = self._watcher.begin(trace, fn, arguments(found), uses, raw)
         self._compare(trace, signature, number, made, _BOUND if is_method else _SETTING)
         if step is not None:
             trace.signature = in_words(trace.signature)
