@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import zlib
 from collections.abc import Iterator
 
 import keras
@@ -14,6 +15,29 @@ keras.utils.set_random_seed(0)
 os.environ["TRAINSTEP_CACHE"] = "off"  # what is tested is compiled
 # A shell that starts the tests in the background turns Ctrl-C off, and some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Of the tests that are the same on each engine, which part runs on which if they are shared out: each
+# runs on JAX or TensorFlow, and every third on torch as well.
+SHARES = {"jax": (2, 0), "tensorflow": (2, 1), "torch": (3, 0)}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shares tests out between engines, where there is little time: `TRAINSTEP_TESTS=shared`."""
+    if os.environ.get("TRAINSTEP_TESTS") != "shared":
+        return
+    of, share = SHARES[keras.backend.backend()]
+    left = [i for i in items if _is_common(i) and zlib.crc32(i.nodeid.encode()) % of != share]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in set(left)]
+
+
+def _is_common(item: pytest.Item) -> bool:
+    """Whether a test is about no engine in particular."""
+    file = item.path.name
+    return item.path.parent.name == "backend" and not any(
+        word in file for word in ("sizes", "masking", "native", "host")
+    )
 
 
 @pytest.fixture

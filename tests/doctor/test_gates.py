@@ -11,6 +11,8 @@ import pytest
 from .running import SCRIPTS, doctor, examined, written
 
 ENGINE = keras.backend.backend()
+# A process for each, and the same on every engine but for the script: once is enough.
+pytestmark = pytest.mark.skipif(ENGINE != "jax", reason="on one engine")
 KINDS = (
     "recompile-limit",
     "retraces",
