@@ -17,9 +17,9 @@ os.environ["TRAINSTEP_CACHE"] = "off"  # what is tested is compiled
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Of the tests that are the same on each engine, which part runs on which if they are shared out: each
-# runs on JAX or TensorFlow, and every third on torch as well.
-SHARES = {"jax": (2, 0), "tensorflow": (2, 1), "torch": (3, 0)}
+# Of the tests that are the same on each engine, which part runs on which if they are shared out: half
+# of them on JAX, a quarter on each of the others.
+SHARES = {"jax": (2, 0), "tensorflow": (4, 1), "torch": (4, 3)}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
