@@ -21,7 +21,7 @@ import pytest
 from .running import SECONDS, Completed, doctor, environment, python, written
 
 # No engine has a part in these: once is enough.
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="on one engine")
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="on one engine")
 
 
 def both(folder: Path, text: str, *args: str, **env: str) -> tuple[Completed, Completed]:
