@@ -11,9 +11,15 @@ import sys
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_RUNNER = os.path.abspath(__file__)
+# What stands between a script and Python, or between a script and its libraries.
+_OURS = tuple(
+    _HERE + name
+    for name in ("_scripts", "__main__", "_doctor", "_patches", "_stand_ins", "_effects", "_around")
+)
 
 
 def run_script(script: str, args: Sequence[str]) -> None:
@@ -53,8 +59,18 @@ def exit_code(error: BaseException | None) -> int:
     return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame is there only since the script is run from here, or is watched."""
+    return frame.f_code.co_filename.startswith(_OURS)
+
+
+def is_runner(frame: FrameType) -> bool:
+    """Whether a frame is the one that runs the script."""
+    return frame.f_code.co_filename == _RUNNER
+
+
 def without_ours(error: BaseException) -> None:
-    """Takes the frames of trainstep's out of the traceback of an error, and of those behind it."""
+    """Takes such frames out of the traceback of an error, and of those behind it."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -69,13 +85,9 @@ def without_ours(error: BaseException) -> None:
 def _cut(traceback: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     while traceback is not None:
-        if not _is_ours(traceback):
+        if not is_ours(traceback.tb_frame):
             kept.append(traceback)
         traceback = traceback.tb_next
     for one, after in zip(kept, [*kept[1:], None], strict=True):
         one.tb_next = after
     return kept[0] if kept else None
-
-
-def _is_ours(traceback: TracebackType) -> bool:
-    return traceback.tb_frame.f_code.co_filename.startswith(_HERE)

@@ -55,11 +55,15 @@ def doctor(
 
 
 def examined(
-    folder: Path, *argv: str | Path, options: Sequence[str | Path] = (), **env: str
+    folder: Path,
+    *argv: str | Path,
+    options: Sequence[str | Path] = (),
+    cwd: Path | None = None,
+    **env: str,
 ) -> tuple[Completed, dict[str, Any]]:
     """Runs a script under doctor and reads the report that it leaves in `folder`."""
     file = folder / "report.json"
-    done = doctor(*argv, options=["--json", file, *options], **env)
+    done = doctor(*argv, options=["--json", file, *options], cwd=cwd, **env)
     assert file.exists(), f"no report; exit code {done.returncode}\n{done.stderr[-4000:]}"
     return done, json.loads(file.read_text())
 

@@ -223,6 +223,7 @@ def _finding(record: Happened) -> Finding:
         before=record.before,
         now=record.now,
         noticed=record.noticed,
+        assigned=record.value if record.kind == "stale" else "",
         engine=record.engine,
         process=record.process,
     )

@@ -111,7 +111,7 @@ class Happened(Record):
         site: The user's line.
         what: The fact, in a few words.
         detail: The kind of side effect (`_advice.EFFECTS`), or of advice.
-        value: What belongs to the fact: a frozen value, a reason.
+        value: What belongs to the fact: a frozen value, a reason, lines that assign.
         before: The value that a program holds.
         now: The value that there is now.
         noticed: Where that was noticed; empty: at the end.

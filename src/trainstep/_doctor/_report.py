@@ -142,6 +142,7 @@ class Finding:
         before: The value that a program holds.
         now: The value that there is now.
         noticed: Where that was noticed; empty: at the end.
+        assigned: The lines that assign to it.
         process: The process that it happened in.
     """
 
@@ -158,6 +159,7 @@ class Finding:
     before: str = ""
     now: str = ""
     noticed: Site = NOWHERE
+    assigned: str = ""
     engine: str = ""
     process: int = 0
 

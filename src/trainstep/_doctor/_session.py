@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
+from trainstep._doctor import _unseen
 from trainstep._doctor._diagnosis import diagnose
 from trainstep._doctor._hooks._jax import Jax
 from trainstep._doctor._hooks._keras import Keras
@@ -60,6 +61,7 @@ class Doctor:
         """Begins to watch."""
         self._running = True
         self.log.note(Start(command=self._command, versions=_system(), when=time.time()))
+        _unseen.install(self._patches)
         self._keras.install(self._patches)
         self._tensorflow.install(self._patches)
         self._jax.install(self._patches)

@@ -4,6 +4,7 @@ scalar event    a trace begins: the frames below tell of which function, for wha
 test event      the user's Python is really run, and not found again in JAX's cache
 duration event  a trace, a lowering or a compilation has ended
 event           the next compilation comes from the cache on disk
+ExecuteReplicated.__call__  a program is run from Python: the first time, as a rule, and no more
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import re
 import sys
 import threading
+from time import perf_counter
 from types import CodeType, FrameType, MethodType
 from typing import Any
 
@@ -67,6 +69,7 @@ class _Thread(threading.local):
         self.pending: list[_Pending] = []
         self.recent: list[tuple[str, Trace]] = []  # traced, and not compiled yet
         self.from_disk = False
+        self.to_run: dict[str, Trace] = {}  # compiled, and not run yet
 
 
 class Jax:
@@ -84,6 +87,7 @@ class Jax:
         patches.on_import("jax.monitoring", functools.partial(self._listen, patches))
         patches.on_import("jax._src.util", functools.partial(self._hear, patches))
         patches.on_import("jax._src.api", functools.partial(self._eager, patches))
+        patches.on_import("jax._src.interpreters.pxla", functools.partial(self._run, patches))
 
     def _listen(self, patches: Patches, monitoring: Any) -> None:
         monitoring.register_event_duration_secs_listener(self._ended)
@@ -121,6 +125,25 @@ class Jax:
             return counted
 
         patches.replace(api, "vjp", make)
+
+    def _run(self, patches: Patches, pxla: Any) -> None:
+        """The first run, until JAX hands over its results, which may be under way still."""
+
+        def make(run: Any) -> Any:
+            @functools.wraps(run)
+            def timed(program: Any, *args: Any) -> Any:
+                trace = self._thread.to_run.pop(_bare(program.name), None)
+                if trace is None:
+                    return run(program, *args)
+                began = perf_counter()
+                results = run(program, *args)
+                trace.seconds["first_run"] = round(perf_counter() - began, 6)
+                self._watcher.log.again(trace)
+                return results
+
+            return timed
+
+        patches.replace(pxla.ExecuteReplicated, "__call__", make)
 
     # Events ---------------------------------------------------------------------------------
 
@@ -222,16 +245,17 @@ class Jax:
     def _compiled(self, phase: str, frame: FrameType, name: str, seconds: float) -> None:
         if is_ours(frame):
             return
-        short = name[4:-1] if name.startswith("jit(") else name
+        name = _bare(name)
         for traced, trace in reversed(self._thread.recent):
-            if traced == short and phase not in trace.seconds:
+            if traced == name and phase not in trace.seconds:
                 break
         else:
-            trace = self._untraced(short, frame)
-            self._thread.recent.append((short, trace))
+            trace = self._untraced(name, frame)
+            self._thread.recent.append((name, trace))
         trace.seconds[phase] = round(seconds, 6)
         if phase == "compile":
             trace.from_disk, self._thread.from_disk = self._thread.from_disk, False
+            self._thread.to_run[name] = trace
         self._watcher.log.again(trace)
 
     def _untraced(self, name: str, frame: FrameType) -> Trace:
@@ -248,6 +272,11 @@ class Jax:
         self._watcher.log.begin(trace)
         self._watcher.log.note(trace)
         return trace
+
+
+def _bare(name: str) -> str:
+    """The name of a function, out of `jit(name)`."""
+    return name[4:-1] if name.startswith("jit(") else name
 
 
 def _devices() -> int:

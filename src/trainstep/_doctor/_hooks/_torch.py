@@ -26,7 +26,12 @@ from trainstep._doctor._hooks._torch_eager import Gradients
 from trainstep._doctor._hooks._torch_frames import Codes, entered, mode, scope_of, signature
 from trainstep._doctor._hooks._torch_guards import cause, reasons, varies_now
 from trainstep._doctor._hooks._torch_history import History, Program
-from trainstep._doctor._hooks._torch_metrics import leaves_mark, measure, metrics_of
+from trainstep._doctor._hooks._torch_metrics import (
+    leaves_mark,
+    measure,
+    metrics_of,
+    time_first_run,
+)
 from trainstep._doctor._hooks._torch_paths import Scope
 from trainstep._doctor._hooks._watcher import Open, Watcher
 from trainstep._doctor._records import Happened, Trace
@@ -240,6 +245,9 @@ class Torch:
             trace.what = "trace" if is_users else "small"
         self._watcher.end(compiling.opened)
         self._history.add(compiling.number, compiling.program)
+        code = getattr(getattr(result, "guarded_code", result), "code", None)
+        again = functools.partial(self._watcher.log.again, trace)
+        time_first_run(trace, code, scope.around, again)
 
     def _failed(self, compiling: _Compiling, error: BaseException) -> None:
         """It ended in an error: the user's, or one that PyTorch hides, and runs uncompiled."""

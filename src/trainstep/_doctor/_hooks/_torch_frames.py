@@ -117,7 +117,7 @@ def arguments(code: types.CodeType) -> list[str]:
 
 
 def scope_of(
-    subject: Subject, code: types.CodeType, local: Mapping[str, Any], around: Mapping[str, Any]
+    subject: Subject, code: types.CodeType, local: Mapping[str, Any], around: dict[str, Any]
 ) -> Scope:
     """What a frame sees."""
     names = {"fn": "model"} if subject.wrapped else {}

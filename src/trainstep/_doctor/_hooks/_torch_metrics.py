@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from trainstep._doctor._records import Trace
 
 _MARKING = ("inductor", "aot", "cudagraphs")  # backends that leave a mark in the graph of a loss
+_COMPILED = "__compiled_fn"  # how PyTorch names a graph among the globals of the user's module
 _CACHES = ("inductor_fx_local_cache", "inductor_fx_remote_cache")
 
 
@@ -39,3 +43,37 @@ def measure(trace: Trace, metrics: Any, seconds: float) -> None:
         for count in ("hit", "miss")
     )
     trace.from_disk = hits > 0 and not misses
+
+
+def time_first_run(
+    trace: Trace, code: Any, names: dict[str, Any], again: Callable[[], None]
+) -> None:
+    """Puts a timer before the graph that a new program calls, for one call.
+
+    Args:
+        trace: What is to be told of it.
+        code: The program.
+        names: The globals of the user's module, where the program finds its graph.
+        again: Notes the trace once more.
+    """
+    dynamo = sys.modules["torch._dynamo"]
+    again = dynamo.disable(again)
+    for name in getattr(code, "co_names", ()):
+        graph = names.get(name) if name.startswith(_COMPILED) else None
+        if graph is not None:
+            names[name] = _timer(trace, graph, names, name, again)
+            dynamo.eval_frame.skip_code(names[name].__code__)  # it is not to be compiled itself
+
+
+def _timer(trace: Trace, graph: Any, names: dict[str, Any], name: str, again: Any) -> Any:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        if name in names:
+            names[name] = graph
+        began = perf_counter()
+        results = graph(*args, **kwargs)
+        took = trace.seconds.get("first_run", 0.0) + perf_counter() - began
+        trace.seconds["first_run"] = round(took, 6)
+        again()
+        return results
+
+    return timed

@@ -39,11 +39,11 @@ class Scope:
         code: types.CodeType,
         arguments: frozenset[str],
         local: Mapping[str, Any],
-        around: Mapping[str, Any],
+        around: dict[str, Any],
         names: Mapping[str, str],
     ) -> None:
         self.code, self.arguments, self.names = code, arguments, names
-        self._local, self._around = local, around
+        self._local, self.around = local, around
 
     def value(self, path: str) -> Any:
         """What a path leads to; `GONE`, if that cannot be told without running code."""
@@ -56,7 +56,7 @@ class Scope:
     def _follow(self, node: ast.expr) -> Any:
         match node:
             case ast.Name(id="G"):
-                return self._around
+                return self.around
             case ast.Name(id=name):
                 return self._local[name]
             case ast.Attribute(value=owner, attr=name):

@@ -18,6 +18,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainstep._advice import Effect
+from trainstep._doctor._hooks._assigned import assigned
 from trainstep._doctor._hooks._sites import at
 from trainstep._doctor._records import NOWHERE, Happened, Log, Note, Site, Trace
 
@@ -194,6 +195,7 @@ class Watcher:
                     before=before,
                     now=now,
                     noticed=noticed(),
+                    value=assigned(name, file) if line else "",
                 )
             )
 

@@ -31,7 +31,7 @@ def clean(text: str) -> str:
 def seconds(value: float) -> str:
     """A time as one would say it."""
     if value < 0.0005:
-        return "0 s"
+        return "under 1 ms" if value > 0 else "0 s"
     if value < 0.0995:
         return f"{value * 1000:.0f} ms"
     if value < 9.995:
@@ -156,4 +156,5 @@ def values(finding: Finding) -> str:
     then = "at `compile()`" if finding.kind == "frozen" else "when traced"
     told = f"{clean(finding.before)} {then}, {clean(finding.now)} now"
     noticed = f"at {where(finding.noticed)}" if finding.noticed.file else "at the end of the run"
-    return f"{told}; noticed {noticed}"
+    assigned = f"; assigned at {finding.assigned}" if finding.assigned else ""
+    return f"{told}; noticed {noticed}{assigned}"
