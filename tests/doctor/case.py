@@ -117,7 +117,8 @@ def functions_named(report: Json, name: str) -> list[Json]:
             for f in report["functions"]
             if f["keras"] and mode in f["name"] and f"'{model}'" in f["name"]
         ]
-    return [f for f in report["functions"] if f["name"].split(".")[-1].split(" ")[0] == name]
+    named = [(f, f["name"].split(".")[-1].split(" ")) for f in report["functions"]]
+    return [f for f, words in named if name in (words[0], words[-1])]  # `step`, `gradient of step`
 
 
 def check_counts(case: Case, report: Json, witness: Json) -> None:

@@ -22,6 +22,15 @@ LINEN = [
         engine="jax",
     ),
     Case(
+        "flax_apply",
+        traces={"apply": 3},
+        again={"apply": (Again("call", "shape", ("x: float32[8,4] -> float32[4,4]",)),)},
+        found=(
+            Found("retraces", cause="shape", says=("apply of Net",)),
+            Found("stale", "read", says=("factor",), before="1.0", now="2.0"),
+        ),
+    ),
+    Case(
         "flax_inside_module",
         traces={"step": 1},
         prints={"calls": 1},
@@ -41,6 +50,10 @@ LINEN = [
 ]
 
 NNX = [
+    Case(
+        "flax_gradient",
+        **retraced("loss", Again("call", "shape", ("x: float32[8,4] -> float32[3,4]",))),
+    ),
     Case(
         "flax_attribute",
         **retraced(

@@ -1,14 +1,15 @@
-"""Flax: what the user gave a function of `nnx.jit`, which hands JAX something else.
+"""Flax: functions that JAX gets from it, and not from the user.
 
-nnx takes modules apart into one structure and numbered arrays. Here, each attribute has its name:
-plain ones are part of what a program is for, variables are inputs.
+Of a module of linen, JAX compiles `apply`: the user's function is what the module does. nnx takes
+modules apart into one structure and numbered arrays. Here, each attribute has its name: plain ones
+are part of what a program is for, variables are inputs.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from types import FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any
 
 from trainstep import _site
@@ -19,6 +20,27 @@ from trainstep._signature import Part
 
 _COMPILING = "flax.nnx.transforms.compilation"
 _OWN = "_pytree__"  # what nnx keeps in a module of the user's
+
+
+def module_of(fn: Any) -> Any:
+    """The module of linen's whose `apply` or `init` a function is; None for another."""
+    if "flax" not in sys.modules or not isinstance(fn, MethodType):
+        return None
+    from trainstep._flax_parts import is_flax
+
+    return None if _site.is_users_file(fn.__code__) or not is_flax(fn.__self__) else fn.__self__
+
+
+def title(fn: Any) -> str:
+    """What such a function is called."""
+    return f"{fn.__name__} of {type(fn.__self__).__name__}"
+
+
+def code_in(module: Any) -> CodeType | None:
+    """The code that it is about."""
+    from trainstep._flax_parts import called_by_flax
+
+    return next((method.__code__ for method in called_by_flax(module)), None)
 
 
 def given(fn: Any, frame: FrameType) -> Sequence[Any] | None:

@@ -9,6 +9,7 @@ event           the next compilation comes from the cache on disk
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import re
 import sys
@@ -79,6 +80,7 @@ class Jax:
         self._watcher, self._keras = watcher, keras
         self._thread = _Thread()
         self._objects = Objects()
+        self._own: set[tuple[str, int]] = set()  # objects that are functions in their own right
         self._signatures: dict[tuple[str, int], list[tuple[Signature, int]]] = {}
         self._hears = False
 
@@ -165,12 +167,15 @@ class Jax:
         fun = found["fun"]
         raw = getattr(fun, "f", fun) if type(fun).__name__ == "WrappedFun" else fun
         fn = innermost(raw)
-        code = code_of(fn)
+        module = _flax.module_of(fn)
+        code = code_of(fn) if module is None else _flax.code_in(module)
         trace = Trace(engine="jax", function=name, called=site(frame))
         if code is not None:
-            trace.function, trace.defined = title(raw), defined(code)
+            trace.function = title(raw) if module is None else _flax.title(fn)
+            trace.defined = defined(code)
         step = self._keras.step(code, frame, fn)
-        if step is None and (code is None or not _site.is_users_file(code)):
+        users = module is not None or (code is not None and _site.is_users_file(code))
+        if step is None and not users:
             trace.what, trace.group, trace.function = "small", f"jax:{name}", name
             return self._watcher.begin(trace)
         given = _flax.given(raw, frame)
@@ -188,12 +193,14 @@ class Jax:
         else:
             trace.group = f"jax:{trace.defined.file}:{trace.defined.line}:{trace.function}"
             if new and number > 1 and self._objects.is_own(raw, trace.function):
+                self._own.add((trace.group, number))
+            if (trace.group, number) in self._own:
                 trace.group += f"#{number}"
             elif new and number > 1 and self._watcher.is_outdated(trace.group, fn):
                 trace.mode = f"values of trace {number}"  # in the old program, they were stale
             elif new and number > 1:
                 made = [another(raw, number)]
-        uses = list if step is None else step.uses
+        uses = step.uses if step is not None else lambda: [] if module is None else [module]
         values = _values(found, given)
         opened = self._watcher.begin(trace, fn, values, uses, raw)
         self._compare(trace, signature, number, made, _BOUND if is_method else _SETTING)
@@ -277,9 +284,20 @@ def _signature(found: dict[str, Any], code: CodeType | None, more: list[Part]) -
     tree = _STATIC.sub("static", str(getattr(found.get("avals_ft"), "tree", "")))
     for index, aval in enumerate(found.get("avals") or found.get("in_type") or ()):
         label = names[index] if index < len(names) and names[index] else f"array {index}"
+        label = _renamed(label, code)
         if not _flax.is_taken_apart(label):
             parts.append(array(label, getattr(aval, "aval", aval)))
     return Signature([*parts, *more, Part(WHOLE, _tree(tree), "structure", tree)])
+
+
+def _renamed(label: str, code: CodeType | None) -> str:
+    """An array of a library's `*args`, which hands them to the user's code under a name."""
+    passed = re.match(r"args\[(\d+)\]", label)
+    if passed is None or code is None or code.co_flags & inspect.CO_VARARGS:
+        return label
+    names = [name for name in code.co_varnames[: code.co_argcount] if name != "self"]
+    index = int(passed[1])
+    return names[index] + label[passed.end() :] if index < len(names) else label
 
 
 def _values(found: dict[str, Any], given: Sequence[Any] | None) -> list[Any]:
