@@ -118,7 +118,8 @@ def functions_named(report: Json, name: str) -> list[Json]:
             if f["keras"] and mode in f["name"] and f"'{model}'" in f["name"]
         ]
     named = [(f, f["name"].split(".")[-1].split(" ")) for f in report["functions"]]
-    return [f for f, words in named if name in (words[0], words[-1])]  # `step`, `gradient of step`
+    alone = [f for f, words in named if words[0] == name]
+    return alone or [f for f, words in named if words[-1] == name]  # `gradient of step`
 
 
 def check_counts(case: Case, report: Json, witness: Json) -> None:
