@@ -118,8 +118,9 @@ CURES: dict[str, dict[str, str]] = {
     "static": {
         "": "a bool, string, None or enum is part of the program: one trace per value",
         "jax": (
-            "a static argument is part of the program, one for each value: take it out of "
-            "`static_argnums`/`static_argnames` if it only enters arithmetic"
+            "a static argument, or a plain attribute of an nnx module, is part of the program, one "
+            "for each value: if it only enters arithmetic, take it out of "
+            "`static_argnums`/`static_argnames`, or keep it in an `nnx.Variable`"
         ),
     },
     "flag": {

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainstep import _site
 from trainstep._bytecode import Path
+from trainstep._flax_parts import is_flax
 from trainstep._frames import Frame
 from trainstep._naming import Names
 from trainstep._places import (
@@ -104,8 +105,9 @@ class Paths:
         if name in getattr(value, "__dict__", ()) and not isinstance(value, type):
             return self._names.attribute(place, name, getattr(value, name))
         wrapped = getattr(own, "__wrapped__", None)
-        if hasattr(type(own), "warm_up") and isinstance(wrapped, types.FunctionType):
-            self._ran(place, wrapped)  # a compiled step that is a method
+        compiled = hasattr(type(own), "warm_up") and isinstance(wrapped, types.FunctionType)
+        if compiled or (is_flax(value) and is_users_function(wrapped)):
+            self._ran(place, wrapped)  # a method behind what was put around it
             return None
         if isinstance(own, (staticmethod, classmethod, types.FunctionType)):
             called = _bound(own, value)

@@ -58,7 +58,7 @@ class Names:
 
     def attribute(self, place: Place, name: str, value: Any) -> Place:
         """An attribute."""
-        if name.isidentifier() and not keyword.iskeyword(name):
+        if not place.text or (name.isidentifier() and not keyword.iskeyword(name)):
             return further(place, f".{name}", value)
         found = further(place, "", value, f".{name}")
         return Place(found.label, f"getattr({place.text}, {name!r})", value, found.file, found.line)

@@ -41,7 +41,11 @@ CHANGES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value is found, and what it was when it was looked at."""
+    """Where a value is found, and what it was when it was looked at.
+
+    One without a text is followed and not watched: part of an argument that the program has as an
+    input, or is compiled for.
+    """
 
     label: str
     text: str
@@ -54,6 +58,13 @@ class Place:
     def site(self) -> str:
         """The user's line that reads it."""
         return _site.name(self.file, self.line) if self.file else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An argument whose parts are inputs of the program, as those of a tree of JAX's are."""
+
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ def further(place: Place, text: str, value: Any, shown: str | None = None) -> Pl
     added = text if shown is None else shown
     quoted = place.label.endswith("`")
     longer = f"{place.label[:-1]}{added}`" if quoted else place.label + added
-    return Place(longer, place.text + text, value, place.file, place.line)
+    return Place(longer, place.text and place.text + text, value, place.file, place.line)
 
 
 def at(place: Place, code: types.CodeType, line: int) -> Place:

@@ -21,12 +21,14 @@ import numpy as np
 
 from trainstep import _site
 from trainstep._bytecode import Call, Constant, Made, Path, Scan, Value, scan
+from trainstep._flax_parts import called_by_flax, is_flax, modules
 from trainstep._following import Paths
 from trainstep._frames import CONTENTS, Frame, Spread, bound, cells_of
 from trainstep._keras_parts import called_by_keras, is_keras, parts, settings
 from trainstep._places import (
     CHANGES,
     CONTAINERS,
+    Given,
     Place,
     Write,
     at,
@@ -108,9 +110,13 @@ class Reach(Paths):
         if isinstance(value, tuple):
             given = [self._argument(f"{name}[{i}]", each) for i, each in enumerate(value)]
             return Place("", "", Spread(given))
-        if is_data(value) or structure(value) is not None:  # values of the call, not around it
+        found: Place | None
+        if isinstance(value, Given):
+            found = None if is_data(value.value) else Place(f"`{name}`", "", value.value)
+        elif is_data(value) or structure(value) is not None:  # values of the call, not around it
             return None
-        found = self._names.object(value, f"`{name}`")
+        else:
+            found = self._names.object(value, f"`{name}`")
         if found is not None:
             self._used(found)
         return found
@@ -128,7 +134,7 @@ class Reach(Paths):
 
     def _code(self, code: types.CodeType, frame: Frame) -> None:
         known = [*frame.cells.items(), *frame.locals.items()]
-        key = (code, id(frame.globals), tuple(sorted((n, p.text) for n, p in known)))
+        key = (code, id(frame.globals), tuple(sorted((n, _same(p)) for n, p in known)))
         if key in self._known or not _site.is_users_file(code):
             return
         if self._count > _LIMIT:
@@ -207,19 +213,26 @@ class Reach(Paths):
     def _mentioned(self, place: Place) -> None:
         """Notes a value that a step reads, and follows it if it is code of the user's."""
         value = place.value
-        if is_module(value) or not place.text or place.text.count("[") > _DEEP:
+        if is_module(value) or place.text.count("[") > _DEEP:
             return
         new = place.text not in self.places
-        self.places.setdefault(place.text, place)
+        self._note(place)
         self._passing(place)
         if isinstance(value, types.MethodType):
-            self._method(self._names.object(value.__self__, "`self`"), value.__func__, [], {})
-        elif isinstance(value, (list, tuple, dict)) and new:
+            owner = self._names.object(value.__self__, "`self`")
+            self._method(owner, value.__func__, [], {})
+            if owner is not None and is_flax(owner.value):  # `state.apply_fn`
+                self._used(owner)
+        elif isinstance(value, (list, tuple, dict)) and new and place.text:
             for key, each in items(value):
                 if callable(each) or isinstance(each, CONTAINERS):
                     self._carefully(self._mentioned, self._names.item(place, key, each))
         elif new:
             self._used(place)
+
+    def _note(self, place: Place) -> None:
+        if place.text:
+            self.places.setdefault(place.text, place)
 
     def _used(self, place: Place) -> None:
         """Follows an object that may be called."""
@@ -234,6 +247,8 @@ class Reach(Paths):
             self._function(further(place, ".__wrapped__", wrapped), [], {})
         elif is_keras(value):
             self._keras(value)
+        elif is_flax(value):
+            self._flax(place)
         elif hasattr(kind, "_captured_objects"):
             for part in value._captured_objects():
                 self.object(part)
@@ -276,6 +291,13 @@ class Reach(Paths):
                     owned = Place(place.label, place.text, setting, owned=True)
                     self.places.setdefault(place.text, owned)
 
+    def _flax(self, place: Place) -> None:
+        """Follows what Flax runs of a module, or of one that the step makes of a class."""
+        for each in modules(place.value):
+            owner = place if each is place.value else Place("`self`", "", each)
+            for method in called_by_flax(each):
+                self._method(None if isinstance(each, type) else owner, method, [], {})
+
     def _called(self, call: Call, frame: Frame, code: types.CodeType) -> None:
         if call.path.scope == "super":
             self._called_super(call, frame, code)
@@ -288,14 +310,14 @@ class Reach(Paths):
             # It calls the same function at every step, whatever that reads.
             kept = self._passed(given.pop(0), frame, code, call.line) if given else None
             if kept is not None and not is_data(kept.value):  # but not the list of `seen.append`
-                self.places.setdefault(kept.text, kept)
+                self._note(kept)
         place = None if place is None else _unwrapped(place)
         if place is None or not is_users_function(place.value):
             for path in (call.path, *given):
                 self._read(path, frame, code, call.line)
             return
         args, named = self._given(call, frame, code)
-        self.places.setdefault(place.text, place)
+        self._note(place)
         called: Any = place.value
         if isinstance(called, types.FunctionType):
             self._function(place, args, named)
@@ -341,7 +363,7 @@ class Reach(Paths):
         for path in (*call.args, *call.keywords.values()):
             self._read(path, frame, code, call.line)
         key = call.args[0] if call.args else None
-        if name in CHANGES:
+        if name in CHANGES and owner.text:
             self._passing(owner)
             self.writes.append(Write(owner, ("call", name), at(owner, code, call.line)))
         elif name == "get" and isinstance(key, Constant) and isinstance(owner.value, dict):
@@ -355,7 +377,8 @@ class Reach(Paths):
         self, place: Place, args: Sequence[Place | None], named: Mapping[str, Place | None]
     ) -> None:
         fn = place.value
-        cells = cells_of(fn, f"{place.text}.__closure__")
+        text = f"{place.text}.__closure__" if place.text else self._names.closure(fn)
+        cells = cells_of(fn, text)
         known = bound(fn, place.text, args, named)
         self._code(fn.__code__, Frame(fn.__globals__, cells, known))
 
@@ -383,7 +406,7 @@ class Reach(Paths):
                 self.writes.append(Write(None, ("name", path.name), place))
             return
         owner = self._follow(path.before(), frame, code, line)
-        if owner is not None:
+        if owner is not None and owner.text:
             self._passing(owner)
             kind, key = path.steps[-1]
             place = self._names.attribute(owner, key, None) if kind == "attr" else None
@@ -395,8 +418,15 @@ class Reach(Paths):
         self._method(owner, fn, [], {})
 
     def _passing(self, place: Place) -> None:
-        if isinstance(place.value, (*CONTAINERS, np.ndarray)) or is_generator(place.value):
+        changes = isinstance(place.value, (*CONTAINERS, np.ndarray)) or is_generator(place.value)
+        if changes and place.text:
             self.containers.setdefault(id(place.value), place)
+
+
+def _same(place: Place) -> str:
+    """What tells a place from another; values that are made at each look tell nothing."""
+    made = isinstance(place.value, (Spread, types.MethodType))
+    return place.text or ("" if made else f"#{id(place.value)}")
 
 
 def _unwrapped(place: Place) -> Place:

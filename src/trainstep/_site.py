@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from types import CodeType, FrameType, ModuleType, TracebackType
+from typing import Any
 
 _ENGINES = {"jax", "jaxlib", "keras", "numpy", "optree", "tensorflow", "torch", "tree"}
 _PLUMBING = {"concurrent", "contextlib", "functools", "importlib", "runpy", "threading"}
@@ -61,8 +62,25 @@ def is_installed(file: str) -> bool:
     return any(name in parts for name in _INSTALLED) or os.path.abspath(file).startswith(_ROOTS)
 
 
+def shell() -> Any:
+    """IPython's shell, if this is a notebook or the like."""
+    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return None if ask is None else ask()
+
+
+def _cell(filename: str) -> str:
+    """`Cell In[3]`, if a file is a cell of a notebook."""
+    say: Any = getattr(getattr(shell(), "compile", None), "format_code_name", None)
+    return " ".join((say and say(filename)) or ())
+
+
 def name(filename: str, line: int) -> str:
-    """`train.py:41`: the path relative to here where it is below here, the bare name elsewhere."""
+    """`train.py:41`: the path relative to here where it is below here, the bare name elsewhere.
+
+    A line of a notebook is called what IPython's tracebacks call it: `Cell In[3], line 41`.
+    """
+    if cell := _cell(filename):
+        return f"{cell}, line {line}"
     relative = os.path.relpath(filename)
     return f"{os.path.basename(filename) if relative.startswith('..') else relative}:{line}"
 

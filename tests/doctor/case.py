@@ -117,7 +117,9 @@ def functions_named(report: Json, name: str) -> list[Json]:
             for f in report["functions"]
             if f["keras"] and mode in f["name"] and f"'{model}'" in f["name"]
         ]
-    return [f for f in report["functions"] if f["name"].split(".")[-1].split(" ")[0] == name]
+    named = [(f, f["name"].split(".")[-1].split(" ")) for f in report["functions"]]
+    alone = [f for f, words in named if words[0] == name]
+    return alone or [f for f, words in named if words[-1] == name]  # `gradient of step`
 
 
 def check_counts(case: Case, report: Json, witness: Json) -> None:

@@ -44,6 +44,14 @@ BARE = [
             Again("mask", "structure", ("mask",)),
         ),
     ),
+    # Of the nearest earlier one; that it is 2 again in the end makes nothing stale.
+    Case("jax_node", **retraced("apply", Again("call", "structure", ("2", "3")))),
+    Case(
+        "jax_two_objects",
+        traces={"apply": 3},
+        again={"apply": (Again("call", "shape", ("x: float32[2] -> float32[3]",)),)},
+        found=(Found("retraces", cause="shape"),),
+    ),
     Case("jax_lambda_in_loop", **retraced("<lambda>", *times(3, Again("call", "function")))),
     Case("jax_partial_in_loop", **retraced("scaled", *times(2, Again("call", "function")))),
     # The object is the same one all the time, so it is the function that is new.

@@ -8,6 +8,7 @@ so after every change of a hook, and on every new release of an engine.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ import keras
 import pytest
 
 from .case import Case, check_again, check_counts, check_found, check_small
+from .cases_flax import CASES as FLAX
 from .cases_jax import CASES as JAX
 from .cases_tensorflow import CASES as TENSORFLOW
 from .cases_torch import CASES as TORCH
@@ -25,6 +27,7 @@ ENGINE = keras.backend.backend()
 CASES = {"jax": JAX, "tensorflow": TENSORFLOW, "torch": TORCH}
 ALL = os.environ.get("TRAINSTEP_CORPUS") == "all"
 EVERY = 6 if ENGINE == "tensorflow" else 3  # where an import takes longest
+WITHOUT = [name for name in ("flax", "optax") if importlib.util.find_spec(name) is None]
 SAMPLE = [case for i, case in enumerate(CASES[ENGINE]) if ALL or not i % EVERY or case.clean]
 
 
@@ -34,6 +37,19 @@ def witness_of(done: Completed) -> dict:
 
 @pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.script)
 def test_doctor_says_what_happened_and_why(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path)
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="Flax is JAX's")
+@pytest.mark.skipif(bool(WITHOUT), reason="needs Flax: pip install flax optax")
+@pytest.mark.parametrize("case", FLAX, ids=lambda case: case.script)
+def test_doctor_says_what_happened_with_flax_and_why(case: Case, tmp_path: Path) -> None:
+    check(case, tmp_path)
+    assert witness_of(python(case.path)) == {"traces": case.traces, **case.prints}
+
+
+def check(case: Case, tmp_path: Path) -> None:
+    """Runs a script under doctor and looks at everything that it says."""
     done, report = examined(tmp_path, case.path, options=case.options)
 
     assert done.returncode == 0, done.stderr[-4000:]
@@ -58,17 +74,18 @@ def test_the_witness_tells_the_same_without_doctor(case: Case) -> None:
 
 
 def test_every_script_is_judged_on_every_engine_that_it_is_for() -> None:
-    for engine, cases in CASES.items():
+    everywhere = {**CASES, "flax": FLAX}
+    for engine, cases in everywhere.items():
         names = [case.script for case in cases]
         assert len(set(names)) == len(names)
         ours = {f.stem for f in SCRIPTS.glob(f"{engine}_*.py")}
         assert ours <= set(names)
-    judged = {case.script for cases in CASES.values() for case in cases}
+    judged = {case.script for cases in everywhere.values() for case in cases}
     assert judged == {f.stem for f in SCRIPTS.glob("*.py")}
 
 
 def test_clean_scripts_expect_nothing() -> None:
-    for cases in CASES.values():
+    for cases in (*CASES.values(), FLAX):
         for case in cases:
             if "_clean" in case.script:
                 assert case.clean, case.script

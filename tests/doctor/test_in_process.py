@@ -72,6 +72,34 @@ assert left == kept, "something was left behind"
 print(json.dumps({"report": d.report.to_dict(), "text": text}))
 """
 
+# As IPython runs cells: each has a file that is not there, and its lines in `linecache`.
+NOTEBOOK = """
+import json, linecache, sys, types
+
+PATH = "/tmp/ipykernel_4711/{}.py"
+numbers = {}
+
+
+class Compiler:
+    def format_code_name(self, name):
+        return ("Cell", f"In[{numbers[name]}]") if name in numbers else None
+
+
+def run(number, cell):
+    name = PATH.format(number * 1009)
+    numbers[name] = number
+    linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
+    exec(compile(cell, name, "exec"), globals())
+
+
+shell = types.SimpleNamespace(compile=Compiler())
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
+run(1, "import trainstep\\n@compiled\\ndef step(batch):\\n    return batch * 2\\n")
+run(2, "def train(size):\\n    # by way of another cell\\n    step(ones(size))\\n")
+run(3, "with trainstep.doctor() as d:\\n    train(3)\\n    train(4)\\n")
+print(json.dumps({"text": str(d), "html": d._repr_html_(), "report": d.report.to_dict()}))
+"""
+
 RAISES = """
 import trainstep
 
@@ -98,6 +126,21 @@ def test_it_reports_what_happens_inside_and_nothing_else(tmp_path: Path) -> None
     assert [e["line"] for e in step["events"]] == [lines.marked["four"], lines.marked["five"]]
     assert {c["kind"] for c in step["events"][-1]["causes"]} == {"shape"}
     assert "step" in told["text"]
+
+
+def test_lines_of_a_notebook_are_named_by_their_cells(tmp_path: Path) -> None:
+    done = python(written(tmp_path, PROLOGUES[ENGINE] + NOTEBOOK), PYTHONWARNINGS="ignore")
+
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    (finding,) = told["report"]["findings"]
+    assert (finding["kind"], finding["cause"], finding["line"]) == ("retraces", "shape", 3)
+    assert "at:      Cell In[2], line 3: `step(ones(size))`" in told["text"]
+    assert f"({ENGINE}, Cell In[1], line " in told["text"]
+    assert "# by way of another cell" in told["html"]  # the lines around it
+    for shown in (told["text"], told["html"]):
+        assert "ipykernel" not in shown
+        assert "script.py" not in shown  # what runs the cells is nobody's
 
 
 def test_an_exception_passes_through_and_it_can_be_used_again(tmp_path: Path) -> None:

@@ -201,7 +201,8 @@ def _finding(record: Happened) -> Finding:
     if record.kind in ("side-effects", "leaks"):
         effect = EFFECTS[record.detail]
         happens = effect.happens.format(value=record.value)
-        fix = advice.cure or effect.cure
+        bare = "" if record.group.startswith("keras:") else record.engine
+        fix = advice.cure or _EFFECT.get((bare, record.detail), effect.cure)
     elif record.kind == "stale":
         record.what += f" has changed since it was traced: {record.before} -> {record.now}"
         fix = _STALE.get("keras" if record.group.startswith("keras:") else record.engine, fix)
@@ -233,6 +234,14 @@ _STALE = {
     "keras": "keep it in a keras.Variable, or as a weight of the layer, and assign to that",
     "jax": "pass it as an argument of the function",
     "tensorflow": "pass it as an argument, as a tensor, or keep it in a tf.Variable",
+}
+_EFFECT = {
+    ("jax", "random"): (
+        "draw with jax.random and a key that is an argument of the function, or draw outside of it "
+        "and pass the numbers as an argument"
+    ),
+    ("jax", "print"): "jax.debug.print, which runs at every call",
+    ("jax", "write"): "return the value from the function",
 }
 _EAGER = {
     "tensorflow": "put `@tf.function` on the function around it (build model and optimizer first)",

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
+from trainstep import _site
 from trainstep._doctor import _unseen
 from trainstep._doctor._diagnosis import diagnose
 from trainstep._doctor._hooks._jax import Jax
@@ -126,7 +127,8 @@ def doctor() -> Doctor:
         >>> found.report.findings
         []
     """
-    return Doctor(sys.argv)
+    # The command of a notebook's kernel is nobody's.
+    return Doctor([] if _site.shell() else sys.argv)
 
 
 def versions() -> dict[str, str]:

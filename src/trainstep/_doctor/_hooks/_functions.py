@@ -11,6 +11,7 @@ from trainstep._doctor._hooks._watcher import weak
 from trainstep._doctor._records import Cause
 
 _INNER = ("__wrapped__", "_python_function", "func")
+_NNX_GRAD = "grad_wrapper"  # what nnx.grad makes of a function, which it does not tell of it
 
 
 def innermost(fn: Any) -> Any:
@@ -36,6 +37,8 @@ def _unwrapped(fn: Any) -> tuple[Any, list[str]]:
         code = code_of(fn)
         if code is not None and "/jax/" in code.co_filename:  # jax.grad and the like
             wrappers.append(_transformation(fn))
+        elif code is not None and code.co_name == _NNX_GRAD:
+            wrappers.append("gradient")
         fn = inner
     if isinstance(fn, (types.FunctionType, types.MethodType)):
         return fn, wrappers
@@ -59,6 +62,9 @@ def _inner(fn: Any) -> Any:
             return None
         method, target = held.weakrefself_func__(), held.target
         return None if target is None else types.MethodType(inspect.unwrap(method), target)
+    code = code_of(fn)
+    if code is not None and code.co_name == _NNX_GRAD and "f" in code.co_freevars:
+        return fn.__closure__[code.co_freevars.index("f")].cell_contents
     own = vars(fn) if hasattr(fn, "__dict__") else {}
     return next((own[name] for name in _INNER if callable(own.get(name))), None)
 

@@ -10,15 +10,18 @@ ExecuteReplicated.__call__  a program is run from Python: the first time, as a r
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import re
 import sys
 import threading
+from collections.abc import Sequence
 from time import perf_counter
 from types import CodeType, FrameType, MethodType
 from typing import Any
 
 from trainstep import _site
+from trainstep._doctor._hooks import _flax
 from trainstep._doctor._hooks._functions import (
     Objects,
     another,
@@ -31,10 +34,10 @@ from trainstep._doctor._hooks._functions import (
 from trainstep._doctor._hooks._keras import Keras, in_words
 from trainstep._doctor._hooks._sites import defined, is_ours, outwards, site
 from trainstep._doctor._hooks._watcher import Open, Watcher
-from trainstep._doctor._hooks._why import why
+from trainstep._doctor._hooks._why import WHOLE, array, why
 from trainstep._doctor._records import Cause, Trace
 from trainstep._patches import Patches
-from trainstep._signature import Part, Signature, array_text
+from trainstep._signature import Part, Signature
 
 _PHASES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
@@ -45,6 +48,7 @@ _DISK = "/jax/compilation_cache/cache_hits"
 _TRACING = ("_trace_for_jit", "_create_pjit_jaxpr")
 _DEEP = 12  # frames between a listener and the function that traces
 _RECENT = 50
+_LONG = 2000  # characters of a signature
 _EARLIER = 40  # signatures that a new one is compared with
 _STATIC = re.compile(r"CustomNode\(Static\[.*?\], \[\]\)")
 # Why a function is traced again for the same arguments.
@@ -79,6 +83,7 @@ class Jax:
         self._watcher, self._keras = watcher, keras
         self._thread = _Thread()
         self._objects = Objects()
+        self._own: set[tuple[str, int]] = set()  # objects that are functions in their own right
         self._signatures: dict[tuple[str, int], list[tuple[Signature, int]]] = {}
         self._hears = False
 
@@ -185,16 +190,23 @@ class Jax:
         fun = found["fun"]
         raw = getattr(fun, "f", fun) if type(fun).__name__ == "WrappedFun" else fun
         fn = innermost(raw)
-        code = code_of(fn)
+        module = _flax.module_of(fn)
+        code = code_of(fn) if module is None else _flax.code_in(module)
         trace = Trace(engine="jax", function=name, called=site(frame))
         if code is not None:
-            trace.function, trace.defined = title(raw), defined(code)
+            trace.function = title(raw) if module is None else _flax.title(fn)
+            trace.defined = defined(code)
         step = self._keras.step(code, frame, fn)
-        if step is None and (code is None or not _site.is_users_file(code)):
+        users = module is not None or (code is not None and _site.is_users_file(code))
+        if step is None and not users:
             trace.what, trace.group, trace.function = "small", f"jax:{name}", name
             return self._watcher.begin(trace)
-        signature = _signature(found, code, [] if step is None else step.parts())
-        trace.signature = str(signature)
+        given = _flax.given(raw, frame)
+        more = [] if step is None else step.parts()
+        if given is not None and code is not None:
+            more += _flax.parts(code.co_varnames[: code.co_argcount], given)
+        signature = _signature(found, code, more)
+        trace.signature = str(signature)[:_LONG]
         number, new = self._objects.number(raw, trace.function)
         made: list[Cause] = []
         is_method = isinstance(raw, MethodType) and step is None
@@ -204,13 +216,16 @@ class Jax:
         else:
             trace.group = f"jax:{trace.defined.file}:{trace.defined.line}:{trace.function}"
             if new and number > 1 and self._objects.is_own(raw, trace.function):
+                self._own.add((trace.group, number))
+            if (trace.group, number) in self._own:
                 trace.group += f"#{number}"
             elif new and number > 1 and self._watcher.is_outdated(trace.group, fn):
                 trace.mode = f"values of trace {number}"  # in the old program, they were stale
             elif new and number > 1:
                 made = [another(raw, number)]
-        uses = list if step is None else step.uses
-        opened = self._watcher.begin(trace, fn, arguments(found), uses, raw)
+        uses = step.uses if step is not None else lambda: [] if module is None else [module]
+        values = _values(found, given)
+        opened = self._watcher.begin(trace, fn, values, uses, raw)
         self._compare(trace, signature, number, made, _BOUND if is_method else _SETTING)
         if step is not None:
             trace.signature = in_words(trace.signature)
@@ -296,25 +311,35 @@ def _signature(found: dict[str, Any], code: CodeType | None, more: list[Part]) -
     static |= {name: kwargs[name] for name in _static(info, "names") if name in kwargs}
     parts = [Part(name, short(value), "static", repr(value)) for name, value in static.items()]
     tree = _STATIC.sub("static", str(getattr(found.get("avals_ft"), "tree", "")))
-    parts.append(Part("structure of the arguments", _tree(tree), "structure", tree))
     for index, aval in enumerate(found.get("avals") or found.get("in_type") or ()):
         label = names[index] if index < len(names) and names[index] else f"array {index}"
-        parts.append(_array(label, getattr(aval, "aval", aval)))
-    return Signature([*parts, *more])
+        label = _renamed(label, code)
+        if not _flax.is_taken_apart(label):
+            parts.append(array(label, getattr(aval, "aval", aval)))
+    return Signature([*parts, *more, Part(WHOLE, _tree(tree), "structure", tree)])
+
+
+def _renamed(label: str, code: CodeType | None) -> str:
+    """An array of a library's `*args`, which hands them to the user's code under a name."""
+    passed = re.match(r"args\[(\d+)\]", label)
+    if passed is None or code is None or code.co_flags & inspect.CO_VARARGS:
+        return label
+    names = [name for name in code.co_varnames[: code.co_argcount] if name != "self"]
+    index = int(passed[1])
+    return names[index] + label[passed.end() :] if index < len(names) else label
+
+
+def _values(found: dict[str, Any], given: Sequence[Any] | None) -> list[Any]:
+    """The arguments of a trace; of those that are not static, the parts are inputs."""
+    from trainstep._places import Given
+
+    values = arguments(found if given is None else {"args": given})
+    static = [i % len(values) for i in _static(found.get("ji"), "nums") if values]
+    return [value if i in static else Given(value) for i, value in enumerate(values)]
 
 
 def _static(info: Any, kind: str) -> tuple[Any, ...]:
     return tuple(getattr(info, f"static_arg{kind}", ()) or ())
-
-
-def _array(label: str, aval: Any) -> Part:
-    shape, dtype = getattr(aval, "shape", None), str(getattr(aval, "dtype", ""))
-    if shape is None:
-        return Part(label, short(aval), "static", short(aval))
-    weak = bool(getattr(aval, "weak_type", False))
-    text = array_text(tuple(shape), dtype) + (" of a Python number" if weak else "")
-    token = (tuple(shape), dtype, weak, str(getattr(aval, "sharding", "")))
-    return Part(label, text, "array", token)
 
 
 def _tree(text: str) -> str:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from trainstep._doctor._hooks._functions import short
 from trainstep._doctor._records import Cause
-from trainstep._signature import Signature, nearest
+from trainstep._signature import Part, Signature, array_text, nearest
 
+WHOLE = "structure of the arguments"  # said if no part of it can be named
 _SHOWN = 4  # causes of one kind
 _WIDE = 60
+
+
+def array(label: str, aval: Any) -> Part:
+    """An array of JAX's in a signature."""
+    shape, dtype = getattr(aval, "shape", None), str(getattr(aval, "dtype", ""))
+    if shape is None:
+        return Part(label, short(aval), "static", short(aval))
+    weak = bool(getattr(aval, "weak_type", False))
+    text = array_text(tuple(shape), dtype) + (" of a Python number" if weak else "")
+    token = (tuple(shape), dtype, weak, str(getattr(aval, "sharding", "")))
+    return Part(label, text, "array", token)
 
 
 def why(new: Signature, earlier: Sequence[Signature]) -> tuple[int | None, list[Cause]]:
     """The index of the nearest earlier signature, and the causes."""
     index, changes = nearest(new, earlier)
     causes = [Cause(change.kind, change.text) for change in changes]
+    if any(c.kind in ("structure", "static") and not c.text.startswith(WHOLE) for c in causes):
+        causes = [cause for cause in causes if not cause.text.startswith(WHOLE)]
     for kind in ("flag", "structure"):  # from which the others follow
         causes = [cause for cause in causes if cause.kind == kind] or causes
     return index, _folded([Cause(kind, _around(text)) for kind, text in causes])
