@@ -1,0 +1,40 @@
+"""The step as a graph: placeholders, expressions, operations, and a session that runs any of them.
+
+    x = graph.placeholder("float32", [None, 784])
+    ...
+    with graph.Session() as session:
+        _, value = session.run([train, loss], feed_dict={x: batch, y: labels})
+"""
+
+from trainstep.graph import train as train
+from trainstep.graph._gradients import clip_by_global_norm as clip_by_global_norm
+from trainstep.graph._gradients import clip_by_norm as clip_by_norm
+from trainstep.graph._gradients import clip_by_value as clip_by_value
+from trainstep.graph._gradients import global_norm as global_norm
+from trainstep.graph._gradients import gradients as gradients
+from trainstep.graph._graphs import Graph as Graph
+from trainstep.graph._graphs import get_default_graph as get_default_graph
+from trainstep.graph._graphs import reset_default_graph as reset_default_graph
+from trainstep.graph._operations import Operation as Operation
+from trainstep.graph._operations import assign as assign
+from trainstep.graph._operations import assign_add as assign_add
+from trainstep.graph._operations import assign_sub as assign_sub
+from trainstep.graph._operations import control_dependencies as control_dependencies
+from trainstep.graph._operations import (
+    global_variables_initializer as global_variables_initializer,
+)
+from trainstep.graph._operations import group as group
+from trainstep.graph._operations import no_op as no_op
+from trainstep.graph._session import Session as Session
+from trainstep.graph._session import get_default_session as get_default_session
+from trainstep.graph._tensors import Tensor as Tensor
+from trainstep.graph._tensors import call as call
+from trainstep.graph._tensors import constant as constant
+from trainstep.graph._tensors import identity as identity
+from trainstep.graph._tensors import placeholder as placeholder
+from trainstep.graph._tensors import random_normal as random_normal
+from trainstep.graph._tensors import random_uniform as random_uniform
+from trainstep.graph._variables import Variable as Variable
+from trainstep.graph._variables import global_variables as global_variables
+from trainstep.graph._variables import read as read
+from trainstep.graph._variables import trainable_variables as trainable_variables

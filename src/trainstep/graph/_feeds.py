@@ -1,0 +1,111 @@
+"""Values that are fed: which tensor they are for, and whether they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from trainstep._errors import ArgumentError
+from trainstep._signature import array_text
+from trainstep.graph._graphs import Graph
+from trainstep.graph._tensors import describe
+
+_FUNCTION = "Session.run"
+
+
+def named(graph: Graph, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Feeds by tensor."""
+    if not isinstance(feeds, Mapping):
+        raise ArgumentError(
+            _FUNCTION,
+            "feed_dict",
+            "a dict of values by placeholder",
+            f"a {type(feeds).__name__}",
+            "write `feed_dict={x: batch}`",
+        )
+    return {_tensor(graph, key): value for key, value in feeds.items()}
+
+
+def _tensor(graph: Graph, key: Any) -> Any:
+    found = graph.find(key) if isinstance(key, str) else key
+    if isinstance(found, keras.KerasTensor):
+        return found
+    what = repr(key) if isinstance(key, str) else f"a {type(key).__name__}"
+    raise ArgumentError(
+        _FUNCTION,
+        "feed_dict",
+        "placeholders, other tensors of the graph, or their names as keys",
+        what,
+        "set a variable with `load` or an `assign`"
+        if isinstance(key, keras.Variable)
+        else "feed what `graph.placeholder` returned",
+    )
+
+
+def converter(tensor: Any) -> Callable[[Any], Any]:
+    """A function that makes a value an array of a tensor's dtype, or refuses it."""
+    wanted = tensor.dtype
+    exact = np.dtype(wanted) if wanted != "bfloat16" else None
+
+    def fit(value: Any) -> Any:
+        if type(value) is np.ndarray and value.dtype == exact:
+            return value
+        dtype = getattr(value, "dtype", None)
+        if dtype is not None and not isinstance(value, (np.ndarray, np.generic)):
+            if hasattr(value, "to_numpy"):  # pandas
+                value = value.to_numpy()
+            elif keras.backend.standardize_dtype(dtype) == wanted:
+                return value  # a tensor of the engine's
+        return _converted(tensor, value, wanted)
+
+    return fit
+
+
+def _converted(tensor: Any, value: Any, wanted: str) -> Any:
+    try:
+        is_plain = not hasattr(value, "dtype")
+        array = np.asarray(value if is_plain else keras.ops.convert_to_numpy(value))
+    except (TypeError, ValueError) as error:
+        raise _wrong(tensor, f"a {type(value).__name__}, which is no array: {error}") from None
+    target = np.dtype("float32" if wanted == "bfloat16" else wanted)
+    is_number = array.dtype.kind in "biufc" or array.dtype.name == "bfloat16"
+    if not is_number or not _casts(array.dtype, target):
+        shape = array_text(tuple(array.shape), array.dtype.name)
+        raise _wrong(tensor, f"{shape}, whose numbers do not fit")
+    array = array.astype(target)
+    return keras.ops.convert_to_tensor(array, wanted) if wanted == "bfloat16" else array
+
+
+def _casts(came: Any, target: Any) -> bool:
+    if came.name == "bfloat16":
+        return target.kind in "fc"
+    if came.kind == "i" and target.kind == "u":  # Python's numbers are signed
+        return True
+    return bool(np.can_cast(came, target, "same_kind"))
+
+
+def checks(tensors: Sequence[Any]) -> Callable[..., None]:
+    """A function that refuses values of a wrong shape, for before they are traced."""
+
+    def check(*values: Any) -> None:
+        for tensor, value in zip(tensors, values, strict=True):
+            shape = tuple(value.shape)
+            sizes = zip(shape, tensor.shape, strict=False)
+            if len(shape) != len(tensor.shape) or any(b not in (a, None) for a, b in sizes):
+                came = array_text(shape, str(getattr(value.dtype, "name", value.dtype)))
+                raise _wrong(tensor, came)
+
+    return check
+
+
+def _wrong(tensor: Any, came: str) -> ArgumentError:
+    return ArgumentError(
+        _FUNCTION,
+        f"feed_dict[{tensor.name}]",
+        f"a value for {describe(tensor)}",
+        came,
+        "feed an array of that shape and kind; cast it with `astype` if numbers may be lost",
+    )

@@ -1,0 +1,179 @@
+"""Gradients as tensors of the graph, and what one does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from trainstep import _grad
+from trainstep._errors import ArgumentError
+from trainstep.graph._evaluate import Gradients
+from trainstep.graph._tensors import call, describe, node_of
+from trainstep.graph._variables import Variable, as_tensor
+from trainstep.graph._walk import needed
+
+
+def gradients(ys: Any, xs: Any, name: str | None = None) -> list[Any]:
+    """The gradients of a tensor, or of the sum of several.
+
+    Args:
+        ys: A tensor or a list of them; what is no scalar is summed.
+        xs: What to differentiate by: variables of either kind, or tensors; one or a list.
+        name: The name of the gradients.
+
+    Returns:
+        A list of tensors, one for each of `xs`: zeros for what `ys` does not depend on.
+
+    Example:
+        >>> from trainstep import graph
+        >>> w = graph.Variable([1.0, 2.0])
+        >>> (dw,) = graph.gradients(w * w, w)
+        >>> graph.Session().run(dw).tolist()
+        [2.0, 4.0]
+    """
+    tensors = ys if isinstance(ys, (list, tuple)) else [ys]
+    tensors = [as_tensor(y, "graph.gradients", "ys") for y in tensors]
+    wanted = list(xs) if isinstance(xs, (list, tuple)) else [xs]
+    if not tensors or not wanted:
+        missing = "xs" if tensors else "ys"
+        raise ArgumentError(
+            "graph.gradients", missing, "at least one", "none", "name what to differentiate"
+        )
+    for x in wanted:
+        _check_float(x)
+    by_variable = {id(x): _variable(x) for x in wanted if _variable(x) is not None}
+    loose = [x for x in wanted if id(x) not in by_variable]
+    found: dict[int, Any] = {}
+    if by_variable:
+        node = Gradients(tensors, list(by_variable.values()), [])
+        made = node.give(tensors, list(by_variable.values()), name)
+        found.update(zip(by_variable, made, strict=True))
+    for apart in _independent(loose):
+        node = Gradients(tensors, [], apart)
+        made = node.give([*tensors, *apart], apart, name)
+        found.update(zip(map(id, apart), made, strict=True))
+    return [found[id(x)] for x in wanted]
+
+
+def _variable(x: Any) -> Any:
+    return x.variable if isinstance(x, Variable) else x if isinstance(x, keras.Variable) else None
+
+
+def _check_float(x: Any) -> None:
+    if not isinstance(x, (keras.KerasTensor, keras.Variable)):
+        raise ArgumentError(
+            "graph.gradients",
+            "xs",
+            "variables or tensors of the graph",
+            f"a {type(x).__name__}",
+            "differentiate by a `graph.Variable`, a weight of a layer or a placeholder",
+        )
+    if "float" not in str(x.dtype):
+        raise ArgumentError(
+            "graph.gradients",
+            "xs",
+            "tensors of a float type",
+            describe(x),
+            "differentiate by floats; cast integers after",
+        )
+
+
+def _independent(xs: Sequence[Any]) -> list[list[Any]]:
+    """Tensors in groups, so that none is made of another one of its group."""
+    groups: list[list[Any]] = []
+    for x in xs:
+        for group in groups:
+            if not any(_is_made_of(x, y) or _is_made_of(y, x) for y in group):
+                group.append(x)
+                break
+        else:
+            groups.append([x])
+    return groups
+
+
+def _is_made_of(tensor: Any, other: Any) -> bool:
+    return tensor is not other and node_of(other) in needed([tensor])
+
+
+def global_norm(tensors: Sequence[Any], name: str | None = None) -> Any:
+    """The Euclidean norm of all tensors together.
+
+    Example:
+        >>> from trainstep import graph
+        >>> norm = graph.global_norm([graph.constant([3.0]), graph.constant([4.0])])
+        >>> float(graph.Session().run(norm))
+        5.0
+    """
+    return call(_norm, _present(tensors, "graph.global_norm"), name=name)
+
+
+def clip_by_global_norm(
+    tensors: Sequence[Any], clip_norm: Any, name: str | None = None
+) -> tuple[list[Any], Any]:
+    """Scales all tensors by one factor, so that their global norm is at most `clip_norm`.
+
+    Returns:
+        The list of clipped tensors, None where None was given, and the norm before.
+
+    Example:
+        >>> from trainstep import graph
+        >>> (clipped,), norm = graph.clip_by_global_norm([graph.constant([3.0, 4.0])], 1.0)
+        >>> value, before = graph.Session().run([clipped, norm])
+        >>> [round(float(v), 6) for v in value], float(before)
+        ([0.6, 0.8], 5.0)
+    """
+    present = _present(tensors, "graph.clip_by_global_norm")
+    clipped, norm = call(_clipped, present, clip_norm, name=name)
+    left = iter(clipped)
+    return [None if tensor is None else next(left) for tensor in tensors], norm
+
+
+def clip_by_norm(tensor: Any, clip_norm: Any, name: str | None = None) -> Any:
+    """Scales one tensor so that its norm is at most `clip_norm`.
+
+    Example:
+        >>> from trainstep import graph
+        >>> clipped = graph.clip_by_norm(graph.constant([3.0, 4.0]), 1.0)
+        >>> [round(float(v), 6) for v in graph.Session().run(clipped)]
+        [0.6, 0.8]
+    """
+    tensor = as_tensor(tensor, "graph.clip_by_norm", "tensor")
+    return call(_by_norm, tensor, clip_norm, name=name)
+
+
+def clip_by_value(
+    tensor: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None
+) -> Any:
+    """Limits every element of a tensor.
+
+    Example:
+        >>> from trainstep import graph
+        >>> clipped = graph.clip_by_value(graph.constant([-3.0, 4.0]), -1.0, 1.0)
+        >>> graph.Session().run(clipped).tolist()
+        [-1.0, 1.0]
+    """
+    tensor = as_tensor(tensor, "graph.clip_by_value", "tensor")
+    return call(ops.clip, tensor, clip_value_min, clip_value_max, name=name)
+
+
+def _present(tensors: Sequence[Any], function: str) -> list[Any]:
+    given = tensors if isinstance(tensors, (list, tuple)) else list(tensors)
+    present = [as_tensor(t, function, "tensors") for t in given if t is not None]
+    if not present:
+        raise ArgumentError(function, "tensors", "at least one tensor", "none", "pass gradients")
+    return present
+
+
+def _norm(tensors: Any) -> Any:
+    return _grad.global_norm(list(tensors))
+
+
+def _clipped(tensors: Any, limit: Any) -> Any:
+    return _grad.clip_by_global_norm(list(tensors), limit), _grad.global_norm(list(tensors))
+
+
+def _by_norm(tensor: Any, limit: Any) -> Any:
+    return _grad.clip_by_global_norm([tensor], limit)[0]

@@ -1,0 +1,146 @@
+"""Graphs: the names and the sources of what is built, and the block that is being written.
+
+A tensor belongs to the graph of the placeholders, variables and constants that it is made of. Keras
+itself links them: from a source one comes forward to everything that was made of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trainstep._errors import ArgumentError
+
+_NUMBERED = re.compile(r":\d+$")  # TensorFlow 1 wrote "loss:0" for the first output of "loss"
+
+
+class Block:
+    """What is written inside a `control_dependencies`.
+
+    Args:
+        after: The operations that come first.
+        known: The nodes that were there before: what they compute is of the state before all
+            updates. What is written in the block is computed after those operations.
+        outer: The block around it.
+    """
+
+    def __init__(self, after: Sequence[Any], known: set[Any], outer: Block | None) -> None:
+        self.outer = outer
+        self.after: list[Any] = [*(outer.after if outer else ()), *after]
+        self._known: set[Any] = known if outer is None else outer._known
+
+    def is_new(self, node: Any) -> bool:
+        """Whether a node was written in the block."""
+        return node not in self._known
+
+
+class Graph:
+    """A graph: what was built while it was the default one.
+
+    Example:
+        >>> from trainstep import graph
+        >>> with graph.Graph().as_default() as g:
+        ...     x = graph.placeholder("float32", [None, 2], name="x")
+        >>> g.find("x") is x
+        True
+    """
+
+    def __init__(self) -> None:
+        self.sources: list[Any] = []
+        self.optimizers: list[tuple[Any, list[Any]]] = []  # with the variables that they update
+        self.reads: dict[int, Any] = {}  # tensors of Keras variables that others made
+        self.blocks = _Blocks()
+        self._names: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._count = 0
+
+    @contextlib.contextmanager
+    def as_default(self) -> Iterator[Graph]:
+        """Everything that is built inside belongs to this graph."""
+        stack = _stack()
+        stack.append(self)
+        try:
+            yield self
+        finally:
+            stack.remove(self)
+
+    def add(self, named: Any, name: str | None, kind: str) -> str:
+        """Enters a tensor or an operation under a name of its own, which is returned."""
+        with self._lock:
+            wanted, number = name or kind, 0
+            found = wanted
+            while found in self._names:
+                number += 1
+                found = f"{wanted}_{number}"
+            self._names[found] = named
+        return found
+
+    def next_index(self) -> int:
+        """A number for an operation: they run in the order in which they were made."""
+        with self._lock:
+            self._count += 1
+            return self._count
+
+    def find(self, name: str) -> Any:
+        """The tensor or operation of a name; None if there is none."""
+        found = self._names.get(name)
+        return self._names.get(_NUMBERED.sub("", name)) if found is None else found
+
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        return list(self._names)
+
+
+class _Blocks(threading.local):
+    """The innermost block of a graph that a thread is writing."""
+
+    def __init__(self) -> None:
+        self.current: Block | None = None
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.graphs: list[Graph] = []
+
+
+_local = _Local()
+_default = [Graph()]
+
+
+def _stack() -> list[Graph]:
+    return _local.graphs
+
+
+def get_default_graph() -> Graph:
+    """The graph to which everything is added that is built now.
+
+    Example:
+        >>> from trainstep import graph
+        >>> isinstance(graph.get_default_graph(), graph.Graph)
+        True
+    """
+    return _local.graphs[-1] if _local.graphs else _default[0]
+
+
+def reset_default_graph() -> None:
+    """Begins a new default graph; what was built stays usable with a session of its own graph.
+
+    Example:
+        >>> from trainstep import graph
+        >>> graph.reset_default_graph()
+        >>> graph.get_default_graph().names
+        []
+    """
+    if _local.graphs:
+        raise ArgumentError(
+            "graph.reset_default_graph",
+            "graph",
+            "no `with Graph().as_default()` around the call",
+            "a call inside one",
+            "call it outside; inside, make another `Graph`",
+        )
+    _default[0] = Graph()

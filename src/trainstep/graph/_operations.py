@@ -1,0 +1,261 @@
+"""Operations: what a run does besides computing values. They have no value of their own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+from keras import ops
+
+from trainstep._errors import ArgumentError
+from trainstep._optimizer import innermost
+from trainstep.graph._graphs import Block, Graph, get_default_graph
+from trainstep.graph._tensors import Identity, describe
+from trainstep.graph._variables import Variable, as_tensor, global_variables, variable_of
+from trainstep.graph._walk import nodes_from
+
+if TYPE_CHECKING:
+    from trainstep.graph._session import Session
+
+
+class Operation:
+    """Something that a run does. Fetched, it gives None.
+
+    Attributes:
+        name: Its name.
+        inputs: The tensors whose values it takes.
+        writes: The Keras variables that it sets.
+        parts: Other operations that belong to it.
+    """
+
+    kind = "operation"
+
+    def __init__(self, name: str | None, inputs: Sequence[Any], writes: Sequence[Any]) -> None:
+        self.graph: Graph = get_default_graph()
+        self.name = self.graph.add(self, name, self.kind)
+        self.inputs, self.writes = list(inputs), list(writes)
+        self.parts: list[Operation] = []
+        self.block: Block | None = self.graph.blocks.current
+        self.index = self.graph.next_index()
+
+    def perform(self, values: list[Any]) -> None:
+        """Does it, inside a step.
+
+        Args:
+            values: Those of its inputs.
+        """
+
+    def run(self, feed_dict: Any = None, session: Session | None = None) -> None:
+        """Runs it in a session, or in the default one."""
+        from trainstep.graph._session import session_for
+
+        session_for(session, "Operation.run").run(self, feed_dict)
+
+    def uses(self) -> list[Any]:
+        """Objects that run code of the user's."""
+        return []
+
+    def __repr__(self) -> str:
+        return f"<graph.Operation {self.name}>"
+
+
+class _Assign(Operation):
+    def __init__(self, kind: str, variable: Any, value: Any, name: str | None) -> None:
+        self.kind = kind
+        super().__init__(name, [value], [variable])
+
+    def perform(self, values: list[Any]) -> None:
+        (variable,), (value,) = self.writes, values
+        value = ops.cast(value, variable.dtype)
+        if self.kind == "assign_add":
+            value = variable.value + value
+        elif self.kind == "assign_sub":
+            value = variable.value - value
+        variable.assign(value)
+
+
+def _assignment(kind: str, ref: Any, value: Any, name: str | None) -> Operation:
+    function = f"graph.{kind}"
+    variable = variable_of(ref, function, "ref")
+    value = as_tensor(value, function, "value")
+    sizes = zip(value.shape, variable.shape, strict=False)
+    fits = len(value.shape) == len(variable.shape) and all(a in (b, None) for a, b in sizes)
+    if not fits and not (kind != "assign" and not value.shape):  # a number is added everywhere
+        raise ArgumentError(
+            function,
+            "value",
+            f"the shape of the variable, {tuple(variable.shape)}",
+            describe(value),
+            "reshape it, or broadcast it with `keras.ops.broadcast_to`",
+        )
+    return _Assign(kind, variable, value, name)
+
+
+def assign(ref: Any, value: Any, name: str | None = None) -> Operation:
+    """An operation that sets a variable.
+
+    Args:
+        ref: A `Variable`, or a Keras variable.
+        value: A tensor or a value of its shape.
+        name: The operation's name.
+
+    Example:
+        >>> from trainstep import graph
+        >>> w, session = graph.Variable(1.0), graph.Session()
+        >>> session.run(graph.assign(w, w + 4.0))
+        >>> float(session.run(w))
+        5.0
+    """
+    return _assignment("assign", ref, value, name)
+
+
+def assign_add(ref: Any, value: Any, name: str | None = None) -> Operation:
+    """An operation that adds to a variable.
+
+    Example:
+        >>> from trainstep import graph
+        >>> w, session = graph.Variable(1.0), graph.Session()
+        >>> session.run(graph.assign_add(w, 2.0))
+        >>> float(session.run(w))
+        3.0
+    """
+    return _assignment("assign_add", ref, value, name)
+
+
+def assign_sub(ref: Any, value: Any, name: str | None = None) -> Operation:
+    """An operation that subtracts from a variable.
+
+    Example:
+        >>> from trainstep import graph
+        >>> w, session = graph.Variable(1.0), graph.Session()
+        >>> session.run(graph.assign_sub(w, 2.0))
+        >>> float(session.run(w))
+        -1.0
+    """
+    return _assignment("assign_sub", ref, value, name)
+
+
+class _Group(Operation):
+    kind = "group"
+
+
+def group(*operations: Any, name: str | None = None) -> Operation:
+    """One operation that stands for several.
+
+    Example:
+        >>> from trainstep import graph
+        >>> a, b, session = graph.Variable(1.0), graph.Variable(2.0), graph.Session()
+        >>> session.run(graph.group(a.assign(b), b.assign(a)))  # both read before either writes
+        >>> [float(v) for v in session.run([a, b])]
+        [2.0, 1.0]
+    """
+    made = _Group(name, [], [])
+    made.parts = _operations(operations, "graph.group", "operations")
+    return made
+
+
+def no_op(name: str | None = None) -> Operation:
+    """An operation that does nothing but what it depends on.
+
+    Example:
+        >>> from trainstep import graph
+        >>> graph.Session().run(graph.no_op())
+    """
+    return _Group(name, [], [])
+
+
+def _operations(given: Sequence[Any], function: str, argument: str) -> list[Any]:
+    flat = keras.tree.flatten(list(given))
+    kinds = (Operation, keras.KerasTensor)
+    wrong = next((each for each in flat if not isinstance(each, kinds)), None)
+    if wrong is not None:
+        raise ArgumentError(
+            function,
+            argument,
+            "operations of the graph",
+            f"a {type(wrong).__name__}",
+            "pass what `assign`, `train.minimize` and the like return",
+        )
+    return [each for each in flat if isinstance(each, Operation) or is_gate(each)]
+
+
+def is_gate(tensor: Any) -> bool:
+    """Whether a tensor is an `identity` in a block, whose value depends on when it is read."""
+    history = getattr(tensor, "_keras_history", None)
+    operation = None if history is None else history.operation
+    return isinstance(operation, Identity) and operation.block is not None
+
+
+@contextlib.contextmanager
+def control_dependencies(operations: Sequence[Any]) -> Iterator[None]:
+    """What is written inside runs after these operations, and sees what they did.
+
+    Example:
+        >>> from trainstep import graph
+        >>> w, session = graph.Variable(1.0), graph.Session()
+        >>> double = w.assign(2 * w)
+        >>> with graph.control_dependencies([double]):
+        ...     more = w.assign(w + 10.0)
+        >>> session.run(more)
+        >>> float(session.run(w))
+        12.0
+    """
+    graph = get_default_graph()
+    after = _operations(operations or (), "graph.control_dependencies", "operations")
+    outer = graph.blocks.current
+    graph.blocks.current = Block(after, nodes_from(graph.sources), outer)
+    try:
+        yield
+    finally:
+        graph.blocks.current = outer
+
+
+class _Initialize(Operation):
+    kind = "init"
+
+    def __init__(self, name: str | None) -> None:
+        graph = get_default_graph()
+        own = [s for s in graph.sources if isinstance(s, Variable) and s.initial is not None]
+        others = {id(v): v for v in global_variables()}
+        for each in own:
+            others.pop(id(each.variable), None)
+        pairs = [(v, ops.convert_to_numpy(v.value)) for v in others.values()]
+        for optimizer, variables in graph.optimizers:
+            pairs += _beginning(optimizer, variables)
+        self._constants = [(v, value) for v, value in pairs if id(v) not in map(id, own)]
+        writes = [each.variable for each in own] + [v for v, _ in self._constants]
+        super().__init__(name, [as_tensor(each.initial, "", "") for each in own], writes)
+
+    def perform(self, values: list[Any]) -> None:
+        fixed = [value for _, value in self._constants]
+        for variable, value in zip(self.writes, [*values, *fixed], strict=True):
+            variable.assign(ops.cast(value, variable.dtype))
+
+
+def _beginning(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The variables of an optimizer, each with the value that it began with."""
+    inner = innermost(optimizer)
+    other = type(inner).from_config(inner.get_config())
+    other.build(inner._trainable_variables)
+    pairs = zip(inner.variables, other.variables, strict=False)
+    return [(mine, ops.convert_to_numpy(its.value)) for mine, its in pairs]
+
+
+def global_variables_initializer(name: str | None = None) -> Operation:
+    """An operation that sets all variables of the default graph to their initial values.
+
+    Those of `Variable`s are drawn anew if they are random; optimizers in the graph begin again;
+    weights of layers are set to what they were when this operation was made.
+
+    Example:
+        >>> from trainstep import graph
+        >>> with graph.Graph().as_default():
+        ...     w, session = graph.Variable(1.0), graph.Session()
+        ...     w.load(5.0)
+        ...     session.run(graph.global_variables_initializer())
+        ...     float(session.run(w))
+        1.0
+    """
+    return _Initialize(name)

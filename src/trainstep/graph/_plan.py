@@ -1,0 +1,233 @@
+"""What a set of fetches computes: found once, when it is first asked for, and then compiled.
+
+    fetches -> tensors and operations -> what they need -> which feeds, in which order
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from trainstep import _state
+from trainstep._errors import ArgumentError
+from trainstep.graph._evaluate import Values, compute, is_new_in
+from trainstep.graph._graphs import Graph
+from trainstep.graph._operations import Operation, is_gate
+from trainstep.graph._tensors import Made, describe, node_of
+from trainstep.graph._variables import read
+from trainstep.graph._walk import needed, sources_of
+
+_SEED = "seed_generator_state"  # what Keras calls the state of a generator
+
+
+class Plan:
+    """The step of a set of fetches.
+
+    Args:
+        graph: The graph of the session.
+        fetches: Tensors and operations.
+        fed: The tensors that are given.
+
+    Attributes:
+        fed: Those of them that are needed.
+    """
+
+    def __init__(self, graph: Graph, fetches: Sequence[Any], fed: Sequence[Any]) -> None:
+        self.fetches = list(fetches)
+        self.tensors = [each for each in fetches if isinstance(each, keras.KerasTensor)]
+        given = {id(tensor) for tensor in fed}
+        self.steps = _steps(fetches, given)
+        wanted = [*self.tensors, *(t for step in self.steps for t in _inputs(step))]
+        sources = sources_of(wanted, given)
+        _check_graph(graph, fetches, sources)
+        _check_fed(sources)
+        used = {id(t) for node in needed(wanted, given) for t in node.input_tensors}
+        used |= {id(t) for t in wanted}
+        self.fed = [tensor for tensor in fed if id(tensor) in used]
+        self._given = given & used
+        self._late = self._found_late(wanted)
+        self._early = self._found_early()
+        self.__name__ = f"run({', '.join(each.name for each in fetches)})"
+        self.__signature__ = inspect.Signature(_parameters(self.fed))
+
+    def __call__(self, *values: Any) -> list[Any]:
+        """Runs inside a step: the values of the tensors that are fetched."""
+        if self.steps:
+            return self._run(values)
+        branch, found = _state.apart(lambda: self._run(values))
+        scope = _state.current_scope()
+        for variable in branch.writes.values():
+            if variable.name == _SEED:
+                scope.add_update((variable, branch.state_mapping[id(variable)]))
+        result: list[Any] = found
+        return result
+
+    def _run(self, given: Sequence[Any]) -> list[Any]:
+        fed = dict(zip(map(id, self.fed), given, strict=True))
+        before: Values = dict(fed)
+        compute(self._early, before)
+        _forget_reads(self._early, before, fed)
+        blocks: dict[Any, Values] = {}
+        for step in self.steps:
+            values = before
+            if step.block is not None:
+                values = blocks.setdefault(step.block, dict(before))
+            inputs = _inputs(step)
+            here = dict(values)
+            compute(inputs, here)
+            found = [here[id(tensor)] for tensor in inputs]
+            if isinstance(step, Operation):
+                step.perform(found)
+            else:
+                (output,) = step._inbound_nodes[0].outputs
+                before[id(output)] = found[0]
+        compute([t for t in self.tensors if id(t) in self._late], before)
+        return [self._value(tensor, before) for tensor in self.tensors]
+
+    def _value(self, tensor: Any, values: Values) -> Any:
+        # A variable is fetched as it was before the run's updates.
+        return ops.convert_to_tensor(values[id(tensor)])
+
+    def _found_late(self, wanted: Sequence[Any]) -> set[int]:
+        """The tensors that depend on a variable being read in a block."""
+        late: set[int] = set()
+        for node in needed(wanted, self._given):
+            if any(is_gate(t) or id(t) in late for t in (*node.outputs, *node.input_tensors)):
+                late |= {id(t) for t in node.outputs}
+        return late
+
+    def _found_early(self) -> list[Any]:
+        """The tensors that are computed first, of the state before all updates."""
+        found = {id(t): t for t in self.tensors if id(t) not in self._late}
+        seen: set[tuple[int, int]] = set()
+        todo = [(t, step.block) for step in self.steps for t in _inputs(step)]
+        while todo:
+            tensor, block = todo.pop()
+            node = node_of(tensor)
+            if id(tensor) in self._given or node is None or (id(tensor), id(block)) in seen:
+                continue
+            seen.add((id(tensor), id(block)))
+            is_new = block is not None and is_new_in(block, node)
+            if id(tensor) in self._late or is_new:
+                todo += [(each, block) for each in node.input_tensors]
+            elif block is None or not getattr(node.operation, "is_read_late", False):
+                found[id(tensor)] = tensor
+        return list(found.values())
+
+    def uses(self) -> list[Any]:
+        """What runs code of the user's: layers, functions, optimizers."""
+        tensors = [*self.tensors, *(t for step in self.steps for t in _inputs(step))]
+        found: list[Any] = []
+        for node in needed(tensors, self._given):
+            own = node.operation
+            found += own.uses() if isinstance(own, Made) else [own]
+        return [*found, *(each for step in self.steps for each in step.uses())]
+
+
+def _forget_reads(tensors: Sequence[Any], values: Values, fed: Collection[int]) -> None:
+    """Lets variables be read again where they are read later."""
+    for node in needed(tensors, fed):
+        if getattr(node.operation, "is_read_late", False):
+            for output in node.outputs:
+                if not any(output is t for t in tensors):
+                    values.pop(id(output), None)
+
+
+def _inputs(step: Any) -> list[Any]:
+    inputs: list[Any] = (
+        step.inputs if isinstance(step, Operation) else step._inbound_nodes[0].input_tensors
+    )
+    return inputs
+
+
+def _steps(fetches: Sequence[Any], given: Collection[int]) -> list[Any]:
+    """The operations of a run, and the reads between them, in the order in which they were made."""
+    found: dict[int, Any] = {}
+    todo = list(fetches)
+    while todo:
+        each = todo.pop()
+        if isinstance(each, keras.KerasTensor):
+            nodes = needed([each], given)
+            todo += [n.operation for n in nodes if any(map(is_gate, n.outputs))]
+            continue
+        if each.index in found:
+            continue
+        found[each.index] = each
+        todo += _inputs(each)
+        todo += [] if each.block is None else each.block.after
+        todo += each.parts if isinstance(each, Operation) else []
+    return [found[index] for index in sorted(found)]
+
+
+def _parameters(tensors: Sequence[Any]) -> list[inspect.Parameter]:
+    names: list[str] = []
+    for tensor in tensors:
+        name = re.sub(r"\W", "_", tensor.name)
+        name = name if name.isidentifier() else f"_{name}"
+        names.append(name if name not in names else f"{name}_{len(names)}")
+    return [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
+
+
+def resolved(graph: Graph, fetch: Any) -> Any:
+    """The tensor or operation that a fetch means."""
+    if isinstance(fetch, str):
+        found = graph.find(fetch)
+        if found is None:
+            close = difflib.get_close_matches(fetch, graph.names, n=3, cutoff=0.5)
+            raise ArgumentError(
+                "Session.run",
+                "fetches",
+                "a name in the graph",
+                repr(fetch),
+                f"did you mean {' or '.join(map(repr, close))}?"
+                if close
+                else "name a tensor with `graph.identity(tensor, name=...)`",
+            )
+        return found
+    if isinstance(fetch, keras.Variable):
+        with graph.as_default():
+            return read(fetch)
+    if isinstance(fetch, (keras.KerasTensor, Operation)):
+        return fetch
+    raise ArgumentError(
+        "Session.run",
+        "fetches",
+        "tensors, variables, operations or names, in any structure",
+        "None" if fetch is None else f"a {type(fetch).__name__}",
+        "fetch what `graph` and `keras.ops` made",
+    )
+
+
+def _check_graph(graph: Graph, fetches: Sequence[Any], sources: Sequence[Any]) -> None:
+    others = [each for each in sources if getattr(each, "graph", None) is not graph]
+    others += [f for f in fetches if isinstance(f, Operation) and f.graph is not graph]
+    if others:
+        made = hasattr(others[0], "graph")
+        raise ArgumentError(
+            "Session.run",
+            "fetches",
+            "tensors and operations of the session's own graph",
+            f"{describe(others[0])}, of {'another graph' if made else 'no graph'}",
+            "make the session with `Session(graph=...)` for the graph that it was built in"
+            if made
+            else "begin with `graph.placeholder` instead of `keras.Input`",
+        )
+
+
+def _check_fed(sources: Sequence[Any]) -> None:
+    missing = [each for each in sources if each._keras_history.operation.is_fed]
+    if missing:
+        names = ", ".join(map(describe, missing))
+        raise ArgumentError(
+            "Session.run",
+            "feed_dict",
+            f"a value for each placeholder that the fetches need: {names}",
+            "none",
+            f"add it: `feed_dict={{{missing[0].name}: ...}}`",
+        )

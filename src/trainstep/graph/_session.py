@@ -1,0 +1,233 @@
+"""`Session`: runs sets of fetches, each compiled once.
+
+    fetches and feeds -> plan (found again, or made) -> function of the feeds -> values -> NumPy
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import keras
+from keras import ops
+
+from trainstep._errors import ArgumentError
+from trainstep._function import Function
+from trainstep._ledger import Events, merged
+from trainstep._state import current_scope
+from trainstep.graph._feeds import checks, converter, named
+from trainstep.graph._graphs import Graph, get_default_graph
+from trainstep.graph._operations import Operation
+from trainstep.graph._plan import Plan, resolved
+
+
+class Session:
+    """Computes tensors and runs operations of a graph.
+
+    Args:
+        graph: The graph; the default one at this moment if it is left out.
+
+    Example:
+        >>> import keras
+        >>> from trainstep import graph
+        >>> x = graph.placeholder("float32", [None], name="x")
+        >>> w = graph.Variable(2.0)
+        >>> loss = keras.ops.mean((w * x - 1.0) ** 2)
+        >>> train = graph.train.minimize(keras.optimizers.SGD(0.5), loss)
+        >>> with graph.Session() as session:
+        ...     _, before = session.run([train, loss], feed_dict={x: [1.0]})
+        ...     after = session.run(loss, {x: [1.0]})
+        >>> float(before), float(after)
+        (1.0, 0.0)
+    """
+
+    def __init__(self, graph: Graph | None = None) -> None:
+        self.graph = get_default_graph() if graph is None else graph
+        self._functions: dict[Any, tuple[Plan, Function[..., Any]]] = {}
+        self._known: dict[Any, Callable[[Any], Any]] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def run(self, fetches: Any, feed_dict: Any = None) -> Any:
+        """Computes what is asked for, and no more.
+
+        Values are those before the updates of this run. A run without any operation changes
+        nothing but the seeds of random numbers.
+
+        Args:
+            fetches: Tensors, variables, operations or names, in any structure.
+            feed_dict: Values by placeholder, or by any other tensor, which they then replace.
+
+        Returns:
+            NumPy values in the structure of the fetches, None for operations.
+        """
+        feeds = {} if feed_dict is None else named(self.graph, feed_dict)
+        flat = keras.tree.flatten(fetches) if isinstance(fetches, _NESTED) else [fetches]
+        key = (tuple(map(_identity, flat)), tuple(map(id, feeds)))
+        call = self._known.get(key)
+        if call is None or self._closed:
+            call = self._call(fetches, list(feeds))
+            with self._lock:
+                self._known[key] = call
+        values = call(tuple(feeds.values()))
+        if not isinstance(fetches, _NESTED):
+            return values[0]
+        return keras.tree.pack_sequence_as(fetches, values)
+
+    def make_callable(
+        self, fetches: Any, feed_list: Sequence[Any] | None = None
+    ) -> Callable[..., Any]:
+        """A function of the values to feed, for a loop that runs the same fetches many times.
+
+        Args:
+            fetches: As in `run`.
+            feed_list: The tensors to feed, in the order of the function's arguments.
+
+        Example:
+            >>> from trainstep import graph
+            >>> x = graph.placeholder("float32", [None])
+            >>> double = graph.Session().make_callable(2 * x, [x])
+            >>> double([1.0, 2.0]).tolist()
+            [2.0, 4.0]
+        """
+        feeds = list(named(self.graph, dict.fromkeys(feed_list or (), 0)))
+        run = self._call(fetches, feeds)
+        count = len(feeds)
+
+        def call(*values: Any) -> Any:
+            if len(values) != count:
+                raise ArgumentError(
+                    "make_callable",
+                    "values",
+                    f"{count} values, one for each tensor of `feed_list`",
+                    f"{len(values)}",
+                    "pass them in the order of `feed_list`",
+                )
+            found = run(values)
+            return keras.tree.pack_sequence_as(fetches, found) if nested else found[0]
+
+        nested = isinstance(fetches, _NESTED)
+        return call
+
+    def _call(self, fetches: Any, feeds: list[Any]) -> Callable[[Any], list[Any]]:
+        """What runs a set of fetches, of the values to feed; a list of values."""
+        if self._closed:
+            raise ArgumentError(
+                "Session.run", "session", "a session that is open", "a closed one", "make another"
+            )
+        flat = [resolved(self.graph, each) for each in keras.tree.flatten(fetches)]
+        if not flat:
+            raise ArgumentError(
+                "Session.run", "fetches", "something to fetch", repr(fetches), "name a tensor"
+            )
+        plan, function = self._function(flat, feeds)
+        places = [next(i for i, t in enumerate(feeds) if t is each) for each in plan.fed]
+        convert = [converter(tensor) for tensor in plan.fed]
+        run = function.shortcut()
+        left = iter(range(len(plan.tensors)))
+        wanted = [None if isinstance(each, Operation) else next(left) for each in flat]
+
+        def call(values: Any) -> list[Any]:
+            given = tuple([fit(values[at]) for fit, at in zip(convert, places, strict=True)])
+            found = run(given)
+            if current_scope() is not None:  # inside another step there are no numbers yet
+                return [None if at is None else found[at] for at in wanted]
+            return [None if at is None else on_host(found[at]) for at in wanted]
+
+        return call
+
+    def _function(self, flat: list[Any], feeds: list[Any]) -> tuple[Plan, Function[..., Any]]:
+        with self._lock:
+            plan = Plan(self.graph, flat, feeds)
+            key = (tuple(map(id, flat)), tuple(map(id, plan.fed)))
+            if key not in self._functions:
+                names = plan.__signature__.parameters
+                axes = {
+                    name: [i for i, size in enumerate(tensor.shape) if size is None and i]
+                    for name, tensor in zip(names, plan.fed, strict=True)
+                }
+                self._functions[key] = plan, Function(
+                    plan,
+                    name=plan.__name__,
+                    dynamic={name: found for name, found in axes.items() if found},
+                    check=checks(plan.fed),
+                    uses=plan.uses,
+                )
+            return self._functions[key]
+
+    @property
+    def ledger(self) -> Events:
+        """Every trace of this session: of which fetches, and why."""
+        with self._lock:
+            made = [function.ledger for _, function in self._functions.values()]
+        return merged("Session", made)
+
+    def close(self) -> None:
+        """Drops all programs; nothing can be run any more."""
+        with self._lock:
+            self._closed = True
+            self._functions.clear()
+            self._known.clear()
+
+    def __enter__(self) -> Session:
+        _local.sessions.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _local.sessions.remove(self)
+        self.close()
+
+
+_NESTED = (list, tuple, dict)
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+
+
+_local = _Local()
+
+
+def get_default_session() -> Session | None:
+    """The session of the innermost `with Session()`; None outside of any.
+
+    Example:
+        >>> from trainstep import graph
+        >>> with graph.Session() as session:
+        ...     graph.get_default_session() is session
+        True
+    """
+    return _local.sessions[-1] if _local.sessions else None
+
+
+def session_for(session: Session | None, function: str) -> Session:
+    """A session, or else the default one."""
+    found = session or get_default_session()
+    if found is None:
+        raise ArgumentError(
+            function,
+            "session",
+            "a session, or a `with Session()` around the call",
+            "none",
+            "pass `session=`, or write `with graph.Session():`",
+        )
+    return found
+
+
+def on_host(value: Any) -> Any:
+    """A NumPy array, or a NumPy number."""
+    return ops.convert_to_numpy(value)[()]
+
+
+def _identity(fetch: Any) -> Any:
+    return fetch if isinstance(fetch, str) else id(fetch)
+
+

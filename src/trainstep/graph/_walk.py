@@ -1,0 +1,76 @@
+"""Ways through a graph: what a tensor needs, and what was made of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from trainstep.graph._tensors import node_of
+
+
+def needed(tensors: Iterable[Any], given: Collection[int] = ()) -> list[Any]:
+    """The nodes that have to be computed for tensors, each after those that it needs.
+
+    Args:
+        tensors: What is wanted.
+        given: The ids of tensors that are there already.
+    """
+    done: dict[Any, None] = {}
+    # A loop, since a graph may be deeper than Python's calls may be.
+    stack = [(node, False) for t in tensors if id(t) not in given and (node := node_of(t))]
+    stack.reverse()
+    while stack:
+        node, is_ready = stack.pop()
+        if node in done:
+            continue
+        if is_ready:
+            done[node] = None
+            continue
+        stack.append((node, True))
+        parents = [node_of(t) for t in reversed(node.input_tensors) if id(t) not in given]
+        stack += [(parent, False) for parent in parents if parent and parent not in done]
+    return list(done)
+
+
+def sources_of(tensors: Iterable[Any], given: Collection[int] = ()) -> list[Any]:
+    """The tensors without inputs that tensors need: of ours, or of somebody else's."""
+    tensors = list(tensors)
+    nodes = needed(tensors, given)
+    made = [tensor for node in nodes if not node.input_tensors for tensor in node.outputs]
+    used = [*tensors, *(tensor for node in nodes for tensor in node.input_tensors)]
+    loose = [t for t in used if node_of(t) is None and id(t) not in given]
+    return list({id(t): t for t in (*made, *loose)}.values())
+
+
+def nodes_from(sources: Iterable[Any]) -> set[Any]:
+    """All nodes that were made of sources, and theirs."""
+    found = {node for source in sources if (node := node_of(source))}
+    todo = list(found)
+    while todo:
+        for after in todo.pop().operation._outbound_nodes:
+            if after not in found:
+                found.add(after)
+                todo.append(after)
+    return found
+
+
+def operations_of(sources: Iterable[Any]) -> list[Any]:
+    """The operations of those nodes, in the order in which they were met."""
+    found: dict[Any, None] = {}
+    todo = [node for source in sources if (node := node_of(source))]
+    todo.reverse()
+    while todo:
+        operation = todo.pop().operation
+        if operation not in found:
+            found[operation] = None
+            todo += reversed(operation._outbound_nodes)
+    return list(found)
+
+
+def downstream(nodes: Iterable[Any], of: Collection[Any]) -> set[Any]:
+    """Those of some nodes, each after those that it needs, that depend on others."""
+    found: set[Any] = set()
+    for node in nodes:
+        if node in of or any(node_of(t) in found for t in node.input_tensors):
+            found.add(node)
+    return found

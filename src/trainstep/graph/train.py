@@ -1,0 +1,181 @@
+"""Any Keras optimizer as operations of the graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+
+from trainstep._errors import ArgumentError
+from trainstep._optimizer import innermost, make_known
+from trainstep.graph._gradients import gradients
+from trainstep.graph._operations import Operation
+from trainstep.graph._tensors import describe
+from trainstep.graph._variables import as_tensor, trainable_under, variable_of
+
+__all__ = ["apply_gradients", "compute_gradients", "minimize"]
+
+
+class _Apply(Operation):
+    kind = "train"
+
+    def __init__(
+        self,
+        name: str | None,
+        optimizer: Any,
+        pairs: Sequence[tuple[Any, Any]],
+        around: Callable[[], Any],
+    ) -> None:
+        self.optimizer, self._around = optimizer, around
+        self.variables = [variable for _, variable in pairs]
+        super().__init__(name, [gradient for gradient, _ in pairs], self.variables)
+        self.graph.optimizers.append((optimizer, self.variables))
+
+    def perform(self, values: list[Any]) -> None:
+        with self._around():
+            self.optimizer.apply(values, self.variables)
+
+    def uses(self) -> list[Any]:
+        return [self.optimizer]
+
+
+def minimize(
+    optimizer: Any, loss: Any, var_list: Sequence[Any] | None = None, name: str | None = None
+) -> Operation:
+    """An operation that updates variables by the gradients of a loss.
+
+    Args:
+        optimizer: A Keras optimizer, or the name of one.
+        loss: The tensor to make smaller.
+        var_list: The variables; all trainable ones that the loss depends on by default.
+        name: The operation's name.
+
+    Example:
+        >>> import keras
+        >>> from trainstep import graph
+        >>> w, session = graph.Variable(1.0), graph.Session()
+        >>> loss = (w - 3.0) ** 2
+        >>> train = graph.train.minimize(keras.optimizers.SGD(0.25), loss)
+        >>> _, before = session.run([train, loss])
+        >>> float(before), float(session.run(w))
+        (4.0, 2.0)
+    """
+    optimizer = _optimizer(optimizer, "graph.train.minimize")
+    pairs = compute_gradients(optimizer, loss, var_list)
+    return apply_gradients(optimizer, pairs, name)
+
+
+def compute_gradients(
+    optimizer: Any, loss: Any, var_list: Sequence[Any] | None = None
+) -> list[tuple[Any, Any]]:
+    """The gradients of a loss with their variables, to be changed and given to `apply_gradients`.
+
+    Those of an optimizer that scales its loss are scaled.
+
+    Example:
+        >>> import keras
+        >>> from trainstep import graph
+        >>> w, session = graph.Variable(1.0), graph.Session()
+        >>> sgd = keras.optimizers.SGD(1.0)
+        >>> pairs = graph.train.compute_gradients(sgd, 5.0 * w)
+        >>> clipped = [(graph.clip_by_value(g, -1.0, 1.0), v) for g, v in pairs]
+        >>> session.run(graph.train.apply_gradients(sgd, clipped))
+        >>> float(session.run(w))
+        0.0
+    """
+    function = "graph.train.compute_gradients"
+    optimizer = _optimizer(optimizer, function)
+    loss = as_tensor(loss, function, "loss")
+    if var_list is None:
+        variables = trainable_under([loss])
+    else:
+        variables = [variable_of(each, function, "var_list") for each in var_list]
+    if not variables:
+        raise ArgumentError(
+            function,
+            "var_list",
+            "variables to train",
+            f"none, and {describe(loss)} depends on no trainable one",
+            "make the loss of trainable variables, or name them",
+        )
+    _build(optimizer, variables)
+    scaled = innermost(optimizer) is not optimizer or getattr(optimizer, "loss_scale_factor", None)
+    found = gradients(optimizer.scale_loss(loss) if scaled else loss, variables)
+    return list(zip(found, variables, strict=True))
+
+
+def apply_gradients(
+    optimizer: Any,
+    grads_and_vars: Iterable[tuple[Any, Any]],
+    name: str | None = None,
+    *,
+    around: Callable[[], Any] = contextlib.nullcontext,
+) -> Operation:
+    """An operation that updates variables by given gradients.
+
+    Args:
+        optimizer: A Keras optimizer, or the name of one.
+        grads_and_vars: Pairs of a tensor and a variable; a pair without a tensor is left out.
+        name: The operation's name.
+        around: A context in which the optimizer is run.
+
+    Example:
+        >>> import keras
+        >>> from trainstep import graph
+        >>> w, session = graph.Variable([1.0, 1.0]), graph.Session()
+        >>> (dw,) = graph.gradients(3.0 * w, [w])
+        >>> train = graph.train.apply_gradients(keras.optimizers.SGD(1.0), zip([dw], [w]))
+        >>> session.run(train)
+        >>> session.run(w).tolist()
+        [-2.0, -2.0]
+    """
+    function = "graph.train.apply_gradients"
+    optimizer = _optimizer(optimizer, function)
+    pairs = [
+        (as_tensor(g, function, "grads_and_vars"), variable_of(v, function, "grads_and_vars"))
+        for g, v in grads_and_vars
+        if g is not None
+    ]
+    if not pairs:
+        raise ArgumentError(
+            function, "grads_and_vars", "at least one gradient", "none", "zip them with variables"
+        )
+    for gradient, variable in pairs:
+        if tuple(gradient.shape) != tuple(variable.shape):
+            raise ArgumentError(
+                function,
+                "grads_and_vars",
+                f"a gradient of the shape of {describe(variable)}, {tuple(variable.shape)}",
+                describe(gradient),
+                "pair each gradient with its own variable",
+            )
+    _build(optimizer, [variable for _, variable in pairs])
+    return _Apply(name, optimizer, pairs, around)
+
+
+def _optimizer(optimizer: Any, function: str) -> Any:
+    try:
+        return keras.optimizers.get(optimizer)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            function,
+            "optimizer",
+            "a Keras optimizer, or the name of one",
+            repr(optimizer),
+            "pass `keras.optimizers.SGD(0.1)`, say",
+        ) from error
+
+
+def _build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Gives an optimizer room for variables; it may be in use for others already."""
+    if not optimizer.built:
+        optimizer.build(list(variables))
+        return
+    known = list(innermost(optimizer)._trainable_variables)
+    union = list({id(v): v for v in (*known, *variables)}.values())
+    make_known(optimizer, SimpleNamespace(trainable_variables=list(variables), variables=union))
+
+
