@@ -82,10 +82,15 @@ class Recipe:
         return self._parts["_compile_loss"] is not None
 
     @property
+    def loss(self) -> Any:
+        """The loss as it was given: one, or a structure of them; None if there is none."""
+        compiled = self._parts["_compile_loss"]
+        return None if compiled is None else compiled._user_loss
+
+    @property
     def losses(self) -> int | None:
         """How many outputs have a loss of their own; None if one loss is for all."""
-        loss = self._parts["_compile_loss"]
-        given = None if loss is None else loss._user_loss
+        given = self.loss
         if not isinstance(given, (list, tuple, dict)):
             return None
         return sum(each is not None for each in tree.flatten(given))
@@ -136,9 +141,15 @@ class Recipe:
             if (id(metric) in ids) is compiled:
                 _start(metric, fresh)
 
+    @property
+    def scales(self) -> bool:
+        """Whether the optimizer wants the gradients of a loss that it has scaled."""
+        optimizer = self.optimizer
+        return optimizer is not innermost(optimizer) or bool(optimizer.loss_scale_factor)
+
     def unscaled(self, gradients: list[Any]) -> list[Any]:
         """Gradients of the loss as it is, of those of the loss that the optimizer scales."""
-        if self.optimizer is innermost(self.optimizer) and not self.optimizer.loss_scale_factor:
+        if not self.scales:
             return gradients
         scale = self.optimizer.scale_loss(ops.ones(()))
         return [gradient / scale for gradient in gradients]

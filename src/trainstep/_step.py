@@ -90,6 +90,12 @@ class Steps:
         model = self._model
         return model(x, training=training) if model._call_has_training_arg else model(x)
 
+    def loss(self, x: Any, y: Any, y_pred: Any, weights: Any) -> Any:
+        """The loss of outputs in training, entered into no metric."""
+        with self._recipe.lent():
+            self._build(x, y, y_pred, weights)
+            return self._loss(x, y, y_pred, weights, training=True)
+
     def _loss(self, x: Any, y: Any, y_pred: Any, weights: Any, *, training: bool) -> Any:
         """The loss, by the model's own `compute_loss`."""
         return self._model._compute_loss(

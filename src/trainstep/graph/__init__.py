@@ -1,9 +1,7 @@
 """The step as a graph: placeholders, expressions, operations, and a session that runs any of them.
 
-    x = graph.placeholder("float32", [None, 784])
-    ...
-    with graph.Session() as session:
-        _, value = session.run([train, loss], feed_dict={x: batch, y: labels})
+`session.run([train, loss], feed_dict={x: batch, y: labels})` computes what is asked for, and no
+more, compiled once for each set of fetches.
 """
 
 from trainstep.graph import train as train
@@ -15,6 +13,8 @@ from trainstep.graph._gradients import gradients as gradients
 from trainstep.graph._graphs import Graph as Graph
 from trainstep.graph._graphs import get_default_graph as get_default_graph
 from trainstep.graph._graphs import reset_default_graph as reset_default_graph
+from trainstep.graph._of import TrainerGraph as TrainerGraph
+from trainstep.graph._of import of as of
 from trainstep.graph._operations import Operation as Operation
 from trainstep.graph._operations import assign as assign
 from trainstep.graph._operations import assign_add as assign_add

@@ -2,8 +2,9 @@
 
 Gradients come first. What they are gradients of is computed inside the differentiation, and with it
 everything else that does not depend on them, so that a loss, its gradients and the outputs beside
-them are one forward pass. If several losses are differentiated, all but the last are computed apart,
-from the same state, and what they write (statistics, seeds) is forgotten: it is written once.
+them are one forward pass. If several losses are differentiated, all but the last are computed
+apart, from the same state, and what they write (statistics, seeds) is forgotten, so that it is
+written once.
 """
 
 from __future__ import annotations
@@ -78,8 +79,7 @@ def _differentiate(nodes: Sequence[Any], values: Values) -> None:
     for task in first:
         with discarded():
             task.run(values, ())
-    task = last
-    task.run(values, beside)
+    last.run(values, beside)
 
 
 class _Task:

@@ -1,6 +1,6 @@
 """What a set of fetches computes: found once, when it is first asked for, and then compiled.
 
-    fetches -> tensors and operations -> what they need -> which feeds, in which order
+fetches -> tensors and operations -> what they need -> which feeds, in which order
 """
 
 from __future__ import annotations

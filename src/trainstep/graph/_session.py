@@ -1,6 +1,6 @@
 """`Session`: runs sets of fetches, each compiled once.
 
-    fetches and feeds -> plan (found again, or made) -> function of the feeds -> values -> NumPy
+fetches and feeds -> plan (found again, or made) -> function of the feeds -> values -> NumPy
 """
 
 from __future__ import annotations
@@ -148,12 +148,15 @@ class Session:
                     name: [i for i, size in enumerate(tensor.shape) if size is None and i]
                     for name, tensor in zip(names, plan.fed, strict=True)
                 }
-                self._functions[key] = plan, Function(
+                self._functions[key] = (
                     plan,
-                    name=plan.__name__,
-                    dynamic={name: found for name, found in axes.items() if found},
-                    check=checks(plan.fed),
-                    uses=plan.uses,
+                    Function(
+                        plan,
+                        name=plan.__name__,
+                        dynamic={name: found for name, found in axes.items() if found},
+                        check=checks(plan.fed),
+                        uses=plan.uses,
+                    ),
                 )
             return self._functions[key]
 
@@ -229,5 +232,3 @@ def on_host(value: Any) -> Any:
 
 def _identity(fetch: Any) -> Any:
     return fetch if isinstance(fetch, str) else id(fetch)
-
-

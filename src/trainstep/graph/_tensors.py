@@ -138,10 +138,13 @@ def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
 
 
 def as_array(value: Any, dtype: str | None = None) -> Any:
-    """A value as an array, of the dtype that Keras gives it."""
-    if dtype is None and not hasattr(value, "dtype"):
-        value = np.asarray(value)
-        dtype = {"f": keras.config.floatx(), "i": "int32"}.get(value.dtype.kind)
+    """A value as an array. Without a dtype, Python's and NumPy's numbers get Keras's default."""
+    if dtype is None and not isinstance(value, np.ndarray):
+        plain = not hasattr(value, "dtype")
+        value = np.asarray(value) if plain else value
+        dtype = "int32" if plain and value.dtype.kind == "i" else None
+    if dtype is None and getattr(value, "dtype", None) == np.float64:
+        dtype = keras.config.floatx()
     return ops.convert_to_numpy(ops.convert_to_tensor(value, dtype))
 
 
@@ -158,7 +161,7 @@ class _Random(Made):
         return self._draw(seed=self._seed)
 
 
-def random_normal(
+def random_normal(  # noqa: PLR0917  # as in TensorFlow 1
     shape: Sequence[int],
     mean: float = 0.0,
     stddev: float = 1.0,
@@ -183,7 +186,7 @@ def random_normal(
     return made  # type: ignore[no-any-return]
 
 
-def random_uniform(
+def random_uniform(  # noqa: PLR0917  # as in TensorFlow 1
     shape: Sequence[int],
     minval: float = 0.0,
     maxval: float = 1.0,
@@ -311,5 +314,3 @@ def describe(value: Any) -> str:
     if isinstance(value, keras.Variable):
         return f"variable `{value.path}`"
     return f"`{name}`" if (name := getattr(value, "name", "")) else repr(value)
-
-

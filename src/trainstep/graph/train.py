@@ -101,7 +101,7 @@ def compute_gradients(
             f"none, and {describe(loss)} depends on no trainable one",
             "make the loss of trainable variables, or name them",
         )
-    _build(optimizer, variables)
+    build(optimizer, variables)
     scaled = innermost(optimizer) is not optimizer or getattr(optimizer, "loss_scale_factor", None)
     found = gradients(optimizer.scale_loss(loss) if scaled else loss, variables)
     return list(zip(found, variables, strict=True))
@@ -152,7 +152,7 @@ def apply_gradients(
                 describe(gradient),
                 "pair each gradient with its own variable",
             )
-    _build(optimizer, [variable for _, variable in pairs])
+    build(optimizer, [variable for _, variable in pairs])
     return _Apply(name, optimizer, pairs, around)
 
 
@@ -169,7 +169,7 @@ def _optimizer(optimizer: Any, function: str) -> Any:
         ) from error
 
 
-def _build(optimizer: Any, variables: Sequence[Any]) -> None:
+def build(optimizer: Any, variables: Sequence[Any]) -> None:
     """Gives an optimizer room for variables; it may be in use for others already."""
     if not optimizer.built:
         optimizer.build(list(variables))
@@ -177,5 +177,3 @@ def _build(optimizer: Any, variables: Sequence[Any]) -> None:
     known = list(innermost(optimizer)._trainable_variables)
     union = list({id(v): v for v in (*known, *variables)}.values())
     make_known(optimizer, SimpleNamespace(trainable_variables=list(variables), variables=union))
-
-
