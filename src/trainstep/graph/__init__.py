@@ -5,6 +5,7 @@ more, compiled once for each set of fetches.
 """
 
 from trainstep.graph import train as train
+from trainstep.graph._draw import draw as draw
 from trainstep.graph._gradients import clip_by_global_norm as clip_by_global_norm
 from trainstep.graph._gradients import clip_by_norm as clip_by_norm
 from trainstep.graph._gradients import clip_by_value as clip_by_value

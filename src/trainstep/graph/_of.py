@@ -134,7 +134,8 @@ def _with_gradients(model: Any, recipe: Recipe, parts: tuple[Any, ...]) -> Train
 
     pairs = zip(raw, variables, strict=True)
     train = apply_gradients(optimizer, pairs, "train", around=recipe.lent)
-    return TrainerGraph(*parts, variables, list(plain), train, apply)
+    x, y, weights, outputs, _ = parts
+    return TrainerGraph(x, y, weights, outputs, loss, variables, list(plain), train, apply)
 
 
 def _as_scaled(optimizer: Any) -> Callable[..., Any]:

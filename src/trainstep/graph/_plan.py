@@ -19,9 +19,9 @@ from trainstep._errors import ArgumentError
 from trainstep.graph._evaluate import Values, compute, is_new_in
 from trainstep.graph._graphs import Graph
 from trainstep.graph._operations import Operation, is_gate
-from trainstep.graph._tensors import Made, describe, node_of
+from trainstep.graph._tensors import Made, describe, label, node_of
 from trainstep.graph._variables import read
-from trainstep.graph._walk import needed, sources_of
+from trainstep.graph._walk import needed, nodes_from, sources_of
 
 _SEED = "seed_generator_state"  # what Keras calls the state of a generator
 
@@ -42,8 +42,8 @@ class Plan:
         self.fetches = list(fetches)
         self.tensors = [each for each in fetches if isinstance(each, keras.KerasTensor)]
         given = {id(tensor) for tensor in fed}
-        self.steps = _steps(fetches, given)
-        wanted = [*self.tensors, *(t for step in self.steps for t in _inputs(step))]
+        self.steps = steps_of(fetches, given)
+        wanted = [*self.tensors, *(t for step in self.steps for t in inputs_of(step))]
         sources = sources_of(wanted, given)
         _check_graph(graph, fetches, sources)
         _check_fed(sources)
@@ -53,7 +53,7 @@ class Plan:
         self._given = given & used
         self._late = self._found_late(wanted)
         self._early = self._found_early()
-        self.__name__ = f"run({', '.join(each.name for each in fetches)})"
+        self.__name__ = f"run({', '.join(map(label, fetches))})"
         self.__signature__ = inspect.Signature(_parameters(self.fed))
 
     def __call__(self, *values: Any) -> list[Any]:
@@ -78,7 +78,7 @@ class Plan:
             values = before
             if step.block is not None:
                 values = blocks.setdefault(step.block, dict(before))
-            inputs = _inputs(step)
+            inputs = inputs_of(step)
             here = dict(values)
             compute(inputs, here)
             found = [here[id(tensor)] for tensor in inputs]
@@ -106,7 +106,7 @@ class Plan:
         """The tensors that are computed first, of the state before all updates."""
         found = {id(t): t for t in self.tensors if id(t) not in self._late}
         seen: set[tuple[int, int]] = set()
-        todo = [(t, step.block) for step in self.steps for t in _inputs(step)]
+        todo = [(t, step.block) for step in self.steps for t in inputs_of(step)]
         while todo:
             tensor, block = todo.pop()
             node = node_of(tensor)
@@ -122,7 +122,7 @@ class Plan:
 
     def uses(self) -> list[Any]:
         """What runs code of the user's: layers, functions, optimizers."""
-        tensors = [*self.tensors, *(t for step in self.steps for t in _inputs(step))]
+        tensors = [*self.tensors, *(t for step in self.steps for t in inputs_of(step))]
         found: list[Any] = []
         for node in needed(tensors, self._given):
             own = node.operation
@@ -139,14 +139,15 @@ def _forget_reads(tensors: Sequence[Any], values: Values, fed: Collection[int]) 
                     values.pop(id(output), None)
 
 
-def _inputs(step: Any) -> list[Any]:
+def inputs_of(step: Any) -> list[Any]:
+    """The tensors that an operation, or a read between operations, takes."""
     inputs: list[Any] = (
         step.inputs if isinstance(step, Operation) else step._inbound_nodes[0].input_tensors
     )
     return inputs
 
 
-def _steps(fetches: Sequence[Any], given: Collection[int]) -> list[Any]:
+def steps_of(fetches: Sequence[Any], given: Collection[int]) -> list[Any]:
     """The operations of a run, and the reads between them, in the order in which they were made."""
     found: dict[int, Any] = {}
     todo = list(fetches)
@@ -159,7 +160,7 @@ def _steps(fetches: Sequence[Any], given: Collection[int]) -> list[Any]:
         if each.index in found:
             continue
         found[each.index] = each
-        todo += _inputs(each)
+        todo += inputs_of(each)
         todo += [] if each.block is None else each.block.after
         todo += each.parts if isinstance(each, Operation) else []
     return [found[index] for index in sorted(found)]
@@ -168,7 +169,7 @@ def _steps(fetches: Sequence[Any], given: Collection[int]) -> list[Any]:
 def _parameters(tensors: Sequence[Any]) -> list[inspect.Parameter]:
     names: list[str] = []
     for tensor in tensors:
-        name = re.sub(r"\W", "_", tensor.name)
+        name = re.sub(r"\W", "_", label(tensor))
         name = name if name.isidentifier() else f"_{name}"
         names.append(name if name not in names else f"{name}_{len(names)}")
     return [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
@@ -177,7 +178,7 @@ def _parameters(tensors: Sequence[Any]) -> list[inspect.Parameter]:
 def resolved(graph: Graph, fetch: Any) -> Any:
     """The tensor or operation that a fetch means."""
     if isinstance(fetch, str):
-        found = graph.find(fetch)
+        found = graph.find(fetch) or _of_keras(graph, fetch)
         if found is None:
             close = difflib.get_close_matches(fetch, graph.names, n=3, cutoff=0.5)
             raise ArgumentError(
@@ -202,6 +203,12 @@ def resolved(graph: Graph, fetch: Any) -> Any:
         "None" if fetch is None else f"a {type(fetch).__name__}",
         "fetch what `graph` and `keras.ops` made",
     )
+
+
+def _of_keras(graph: Graph, name: str) -> Any:
+    """The first result of a layer or an operation of Keras's with a name."""
+    nodes = nodes_from(graph.sources)
+    return next((node.outputs[0] for node in nodes if node.operation.name == name), None)
 
 
 def _check_graph(graph: Graph, fetches: Sequence[Any], sources: Sequence[Any]) -> None:

@@ -15,6 +15,7 @@ from keras import ops
 from keras.src.ops.node import Node
 
 from trainstep._errors import ArgumentError
+from trainstep._signature import array_text
 from trainstep.graph._graphs import Block, Graph, get_default_graph
 
 if TYPE_CHECKING:
@@ -306,11 +307,21 @@ def node_of(tensor: Any) -> Any:
     return history.operation._inbound_nodes[history.node_index]
 
 
+def label(value: Any) -> str:
+    """What a tensor or an operation is called: of tensors that Keras made, their operation."""
+    node = None if isinstance(value, Tensor) else node_of(value)
+    return str(value.name if node is None else node.operation.name)
+
+
+def sizes(tensor: Any) -> str:
+    """The dtype and the shape of a tensor: `float32[?,3]`."""
+    return array_text(tuple(tensor.shape), tensor.dtype)
+
+
 def describe(value: Any) -> str:
     """A tensor or an operation in a few words, for messages."""
     if isinstance(value, keras.KerasTensor):
-        sizes = ",".join("?" if size is None else str(size) for size in value.shape)
-        return f"`{value.name}` {value.dtype}[{sizes}]"
+        return f"`{label(value)}` {sizes(value)}"
     if isinstance(value, keras.Variable):
         return f"variable `{value.path}`"
     return f"`{name}`" if (name := getattr(value, "name", "")) else repr(value)

@@ -1,0 +1,147 @@
+"""`draw`: what a set of fetches would compute, as text and as a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from trainstep._errors import ArgumentError
+from trainstep.graph._graphs import get_default_graph
+from trainstep.graph._operations import Operation
+from trainstep.graph._plan import inputs_of, resolved, steps_of
+from trainstep.graph._svg import picture
+from trainstep.graph._tensors import Made, label, node_of, sizes
+from trainstep.graph._walk import needed
+
+
+@dataclass
+class Box:
+    """One thing that is computed or done.
+
+    Attributes:
+        name: Its name.
+        kind: What it is: `placeholder`, `matmul`, `train`.
+        told: Its dtype and shape, or what it writes.
+        inputs: The boxes whose values it takes.
+        is_fetched: Whether it was asked for.
+        is_fed: Whether its value is given.
+    """
+
+    name: str
+    kind: str
+    told: str
+    inputs: list[Box] = field(default_factory=list)
+    after: list[Box] = field(default_factory=list)
+    is_fetched: bool = False
+    is_fed: bool = False
+
+
+def draw(
+    fetches: Any, file: str | os.PathLike[str] | None = None, feed_list: Sequence[Any] = ()
+) -> str:
+    """Shows what a set of fetches would compute, and nothing else of the graph.
+
+    Args:
+        fetches: As in `Session.run`.
+        file: An SVG file to write as well.
+        feed_list: Tensors that would be fed, besides placeholders: what they replace is left out.
+
+    Returns:
+        A line for each tensor and operation, in the order in which they are computed.
+
+    Example:
+        >>> from trainstep import graph
+        >>> x = graph.placeholder("float32", [None, 3], name="features")
+        >>> print(graph.draw(x[:, :2]))
+        features  placeholder  float32[?,3]                fed
+        get_item  get_item     float32[?,2]  <- features   fetched
+    """
+    graph = get_default_graph()
+    flat = [resolved(graph, each) for each in keras.tree.flatten(fetches)]
+    boxes = _boxes(flat, [resolved(graph, each) for each in feed_list])
+    if file is not None:
+        path = Path(file)
+        if path.suffix.lower() != ".svg":
+            raise ArgumentError(
+                "graph.draw", "file", "a file that ends in .svg", str(file), "name it `graph.svg`"
+            )
+        path.write_text(picture(boxes), encoding="utf-8")
+    return _text(boxes)
+
+
+def _boxes(fetches: Sequence[Any], fed: Sequence[Any]) -> list[Box]:
+    """Boxes, each after those that it takes values of."""
+    given = {id(tensor) for tensor in fed}
+    steps = steps_of(fetches, given)
+    wanted = [t for t in fetches if isinstance(t, keras.KerasTensor)]
+    wanted += [t for step in steps for t in inputs_of(step)]
+    by_tensor: dict[int, Box] = {}
+    for tensor in wanted:
+        if id(tensor) in given:
+            by_tensor[id(tensor)] = Box(label(tensor), "fed", sizes(tensor), is_fed=True)
+    found: list[Box] = list(by_tensor.values())
+    for node in needed(wanted, given):
+        for tensor in node.input_tensors:
+            if id(tensor) in given and id(tensor) not in by_tensor:
+                by_tensor[id(tensor)] = Box(label(tensor), "fed", sizes(tensor), is_fed=True)
+                found.append(by_tensor[id(tensor)])
+        box = _of_node(node)
+        box.inputs = _distinct(by_tensor[id(t)] for t in node.input_tensors)
+        found.append(box)
+        by_tensor.update((id(t), box) for t in node.outputs)
+    done: dict[int, Box] = {}
+    for step in steps:
+        if isinstance(step, Operation):
+            reads = step.graph.reads
+            writes = ", ".join(getattr(reads.get(id(v)), "name", v.path) for v in step.writes)
+            box = Box(step.name, step.kind, f"sets {writes}" if writes else "")
+            box.inputs = _distinct(by_tensor[id(t)] for t in step.inputs)
+            found.append(box)
+        else:
+            box = by_tensor[id(step._inbound_nodes[0].outputs[0])]
+        before = [*(step.block.after if step.block else ()), *getattr(step, "parts", ())]
+        box.after = [done[_index(each)] for each in before if _index(each) in done]
+        done[step.index] = box
+    for each in fetches:
+        box = by_tensor[id(each)] if isinstance(each, keras.KerasTensor) else done[each.index]
+        box.is_fetched = True
+    return found
+
+
+def _index(step: Any) -> int:
+    operation = step if isinstance(step, Operation) else node_of(step).operation
+    return int(operation.index)
+
+
+def _of_node(node: Any) -> Box:
+    operation, (first, *others) = node.operation, node.outputs
+    told = sizes(first) + (f" and {len(others)} more" if others else "")
+    if isinstance(operation, Made):
+        return Box(first.name, operation.kind, told, is_fed=operation.is_fed)
+    kind = keras.src.utils.naming.to_snake_case(type(operation).__name__)
+    return Box(operation.name, kind, told)
+
+
+def _distinct(boxes: Any) -> list[Box]:
+    return list({id(box): box for box in boxes}.values())
+
+
+def _text(boxes: Sequence[Box]) -> str:
+    rows = []
+    for box in boxes:
+        takes = f"<- {', '.join(each.name for each in box.inputs)}" if box.inputs else ""
+        after = f"after {', '.join(each.name for each in box.after)}" if box.after else ""
+        marks = "fed" if box.is_fed else "", "fetched" if box.is_fetched else ""
+        last = ", ".join(filter(None, (*marks, after)))
+        rows.append((box.name, box.kind, box.told, takes, last))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True))
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
