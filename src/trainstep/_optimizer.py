@@ -49,7 +49,7 @@ def make_known(optimizer: Any, model: Any) -> None:
     optimizer._variables.extend(ordered)
     vars(optimizer)["_trainable_variables"] = variables  # past Keras's tracking, as in `build`
     places.clear()
-    places.update((key(v), place) for place, v in enumerate(variables))
+    places.update({key(v): place for place, v in enumerate(variables)})
 
 
 def innermost(optimizer: Any) -> Any:

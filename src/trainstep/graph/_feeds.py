@@ -33,7 +33,9 @@ def _tensor(graph: Graph, key: Any) -> Any:
     found = graph.find(key) if isinstance(key, str) else key
     if isinstance(found, keras.KerasTensor):
         return found
-    what = repr(key) if isinstance(key, str) else f"a {type(key).__name__}"
+    if isinstance(key, str) and found is None:
+        raise graph.unknown(key, "feed_dict")
+    what = describe(found) if hasattr(found, "name") else f"a {type(key).__name__}"
     raise ArgumentError(
         _FUNCTION,
         "feed_dict",
@@ -65,6 +67,8 @@ def converter(tensor: Any) -> Callable[[Any], Any]:
 
 
 def _converted(tensor: Any, value: Any, wanted: str) -> Any:
+    if value is None:
+        raise _wrong(tensor, "None")
     try:
         is_plain = not hasattr(value, "dtype")
         array = np.asarray(value if is_plain else keras.ops.convert_to_numpy(value))

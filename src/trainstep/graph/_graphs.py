@@ -7,14 +7,14 @@ itself links them: from a source one comes forward to everything that was made o
 from __future__ import annotations
 
 import contextlib
-import re
+import difflib
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainstep._errors import ArgumentError
 
-_NUMBERED = re.compile(r":\d+$")  # TensorFlow 1 wrote "loss:0" for the first output of "loss"
+_NUMBERED = ":0"  # TensorFlow 1 wrote "loss:0" for the first output of "loss"
 
 
 class Block:
@@ -87,7 +87,20 @@ class Graph:
     def find(self, name: str) -> Any:
         """The tensor or operation of a name; None if there is none."""
         found = self._names.get(name)
-        return self._names.get(_NUMBERED.sub("", name)) if found is None else found
+        return self._names.get(name.removesuffix(_NUMBERED)) if found is None else found
+
+    def unknown(self, name: str, argument: str) -> ArgumentError:
+        """The error for a name that is not there."""
+        close = difflib.get_close_matches(name, self.names, n=3, cutoff=0.5)
+        return ArgumentError(
+            "Session.run",
+            argument,
+            "a name in the graph",
+            repr(name),
+            f"did you mean {' or '.join(map(repr, close))}?"
+            if close
+            else "name a tensor with `graph.identity(tensor, name=...)`",
+        )
 
     @property
     def names(self) -> list[str]:

@@ -189,8 +189,11 @@ def is_gate(tensor: Any) -> bool:
 
 
 @contextlib.contextmanager
-def control_dependencies(operations: Sequence[Any]) -> Iterator[None]:
+def control_dependencies(operations: Sequence[Any] | None) -> Iterator[None]:
     """What is written inside runs after these operations, and sees what they did.
+
+    Args:
+        operations: The operations that come first; None: not even those of a block around it.
 
     Example:
         >>> from trainstep import graph
@@ -203,9 +206,12 @@ def control_dependencies(operations: Sequence[Any]) -> Iterator[None]:
         12.0
     """
     graph = get_default_graph()
-    after = _operations(operations or (), "graph.control_dependencies", "operations")
     outer = graph.blocks.current
-    graph.blocks.current = Block(after, nodes_from(graph.sources), outer)
+    after = _operations(operations or (), "graph.control_dependencies", "operations")
+    if operations is None:
+        graph.blocks.current = None
+    elif after:
+        graph.blocks.current = Block(after, nodes_from(graph.sources), outer)
     try:
         yield
     finally:

@@ -5,7 +5,6 @@ fetches -> tensors and operations -> what they need -> which feeds, in which ord
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Collection, Sequence
@@ -72,12 +71,13 @@ class Plan:
         fed = dict(zip(map(id, self.fed), given, strict=True))
         before: Values = dict(fed)
         compute(self._early, before)
-        _forget_reads(self._early, before, fed)
         blocks: dict[Any, Values] = {}
         for step in self.steps:
             values = before
             if step.block is not None:
-                values = blocks.setdefault(step.block, dict(before))
+                if step.block not in blocks:
+                    blocks[step.block] = self._without_reads(before, fed)
+                values = blocks[step.block]
             inputs = inputs_of(step)
             here = dict(values)
             compute(inputs, here)
@@ -88,11 +88,17 @@ class Plan:
                 (output,) = step._inbound_nodes[0].outputs
                 before[id(output)] = found[0]
         compute([t for t in self.tensors if id(t) in self._late], before)
-        return [self._value(tensor, before) for tensor in self.tensors]
+        return [ops.convert_to_tensor(before[id(tensor)]) for tensor in self.tensors]
 
-    def _value(self, tensor: Any, values: Values) -> Any:
-        # A variable is fetched as it was before the run's updates.
-        return ops.convert_to_tensor(values[id(tensor)])
+    def _without_reads(self, values: Values, fed: Collection[int]) -> Values:
+        """Values in which variables are missing, so that they are read again."""
+        reads = {
+            id(output)
+            for node in needed(self._early, fed)
+            if getattr(node.operation, "is_read_late", False)
+            for output in node.outputs
+        }
+        return {key: value for key, value in values.items() if key not in reads}
 
     def _found_late(self, wanted: Sequence[Any]) -> set[int]:
         """The tensors that depend on a variable being read in a block."""
@@ -128,15 +134,6 @@ class Plan:
             own = node.operation
             found += own.uses() if isinstance(own, Made) else [own]
         return [*found, *(each for step in self.steps for each in step.uses())]
-
-
-def _forget_reads(tensors: Sequence[Any], values: Values, fed: Collection[int]) -> None:
-    """Lets variables be read again where they are read later."""
-    for node in needed(tensors, fed):
-        if getattr(node.operation, "is_read_late", False):
-            for output in node.outputs:
-                if not any(output is t for t in tensors):
-                    values.pop(id(output), None)
 
 
 def inputs_of(step: Any) -> list[Any]:
@@ -178,18 +175,10 @@ def _parameters(tensors: Sequence[Any]) -> list[inspect.Parameter]:
 def resolved(graph: Graph, fetch: Any) -> Any:
     """The tensor or operation that a fetch means."""
     if isinstance(fetch, str):
-        found = graph.find(fetch) or _of_keras(graph, fetch)
+        found = graph.find(fetch)
+        found = _of_keras(graph, fetch) if found is None else found
         if found is None:
-            close = difflib.get_close_matches(fetch, graph.names, n=3, cutoff=0.5)
-            raise ArgumentError(
-                "Session.run",
-                "fetches",
-                "a name in the graph",
-                repr(fetch),
-                f"did you mean {' or '.join(map(repr, close))}?"
-                if close
-                else "name a tensor with `graph.identity(tensor, name=...)`",
-            )
+            raise graph.unknown(fetch, "fetches")
         return found
     if isinstance(fetch, keras.Variable):
         with graph.as_default():

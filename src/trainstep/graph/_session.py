@@ -67,7 +67,7 @@ class Session:
         flat = keras.tree.flatten(fetches) if isinstance(fetches, _NESTED) else [fetches]
         key = (tuple(map(_identity, flat)), tuple(map(id, feeds)))
         call = self._known.get(key)
-        if call is None or self._closed:
+        if call is None:
             call = self._call(fetches, list(feeds))
             with self._lock:
                 self._known[key] = call
@@ -114,14 +114,10 @@ class Session:
     def _call(self, fetches: Any, feeds: list[Any]) -> Callable[[Any], list[Any]]:
         """What runs a set of fetches, of the values to feed; a list of values."""
         if self._closed:
-            raise ArgumentError(
-                "Session.run", "session", "a session that is open", "a closed one", "make another"
-            )
+            raise _closed()
         flat = [resolved(self.graph, each) for each in keras.tree.flatten(fetches)]
         if not flat:
-            raise ArgumentError(
-                "Session.run", "fetches", "something to fetch", repr(fetches), "name a tensor"
-            )
+            return lambda values: []
         plan, function = self._function(flat, feeds)
         places = [next(i for i, t in enumerate(feeds) if t is each) for each in plan.fed]
         convert = [converter(tensor) for tensor in plan.fed]
@@ -130,6 +126,8 @@ class Session:
         wanted = [None if isinstance(each, Operation) else next(left) for each in flat]
 
         def call(values: Any) -> list[Any]:
+            if self._closed:
+                raise _closed()
             given = tuple([fit(values[at]) for fit, at in zip(convert, places, strict=True)])
             found = run(given)
             if current_scope() is not None:  # inside another step there are no numbers yet
@@ -223,6 +221,12 @@ def session_for(session: Session | None, function: str) -> Session:
             "pass `session=`, or write `with graph.Session():`",
         )
     return found
+
+
+def _closed() -> ArgumentError:
+    return ArgumentError(
+        "Session.run", "session", "a session that is open", "a closed one", "make another"
+    )
 
 
 def on_host(value: Any) -> Any:

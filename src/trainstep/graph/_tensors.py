@@ -6,6 +6,7 @@ them. A source has an operation of its own that makes its value inside the step,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +24,48 @@ if TYPE_CHECKING:
 
 
 class Tensor(keras.KerasTensor):  # type: ignore[misc]
-    """A symbolic tensor that belongs to a graph by name."""
+    """A symbolic tensor of a graph: what this module and operators on it make.
+
+    Functions of `keras.ops` give plain symbolic tensors, which are as good, but for `eval`.
+    """
 
     __array_ufunc__ = None  # `array + tensor` is ours, and not one sum per element of NumPy's
     graph: Graph
+    is_named = False  # whether it is in the graph under its name
 
     def eval(self, feed_dict: Any = None, session: Session | None = None) -> Any:
         """Its value, in a session or in the default one."""
         from trainstep.graph._session import session_for
 
         return session_for(session, "Tensor.eval").run(self, feed_dict)
+
+    def __getitem__(self, key: Any) -> Any:
+        plain = isinstance(key, (int, list, tuple))
+        return self._own(super().__getitem__(key if plain else (key,)))
+
+    def _own(self, made: Any) -> Any:
+        """What an operator made, as one of these."""
+        if type(made) is keras.KerasTensor:
+            made.__class__ = Tensor
+            made.graph = self.graph
+        return made
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    plain = getattr(keras.KerasTensor, name)
+
+    @functools.wraps(plain)
+    def operator(self: Tensor, *args: Any) -> Any:
+        return self._own(plain(self, *args))
+
+    return operator
+
+
+_BOTH = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_ONE = ("neg", "abs", "invert", "lt", "le", "gt", "ge")
+for _name in (*_BOTH, *(f"r{each}" for each in _BOTH), *_ONE):
+    if f"__{_name}__" in vars(keras.KerasTensor):
+        setattr(Tensor, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 class Made(keras.Operation):  # type: ignore[misc]
@@ -67,6 +100,7 @@ class Made(keras.Operation):  # type: ignore[misc]
             tensor = (cls or Tensor)(tuple(spec.shape), spec.dtype)
             tensor.graph = graph
             tensor.name = graph.add(tensor, name, self.kind)
+            tensor.is_named = True
             made.append(tensor)
         Node(operation=self, call_args=tuple(args), call_kwargs={}, outputs=made)
         if not self._inbound_nodes[-1].input_tensors:
@@ -105,7 +139,16 @@ def placeholder(dtype: Any, shape: Sequence[int | None], name: str | None = None
             "None, which leaves the number of axes open",
             "say how many axes there are: `[None, None]` for a matrix of any size",
         )
-    spec = keras.KerasTensor(tuple(shape), _dtype(dtype))
+    try:
+        spec = keras.KerasTensor(tuple(shape), _dtype(dtype))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            "graph.placeholder",
+            "dtype, shape",
+            'a dtype such as "float32", and sizes or None, one for each axis',
+            f"{dtype!r}, {shape!r}",
+            f"placeholder(dtype, shape): {error}",
+        ) from None
     (made,) = _Fed().give((), [spec], name)
     return made  # type: ignore[no-any-return]
 
@@ -309,7 +352,7 @@ def node_of(tensor: Any) -> Any:
 
 def label(value: Any) -> str:
     """What a tensor or an operation is called: of tensors that Keras made, their operation."""
-    node = None if isinstance(value, Tensor) else node_of(value)
+    node = None if getattr(value, "is_named", False) else node_of(value)
     return str(value.name if node is None else node.operation.name)
 
 

@@ -9,9 +9,10 @@ import keras
 from keras import ops
 
 from trainstep._errors import ArgumentError
+from trainstep._signature import array_text
 from trainstep.graph._evaluate import computed
 from trainstep.graph._graphs import Graph, get_default_graph
-from trainstep.graph._tensors import Made, Tensor, as_array
+from trainstep.graph._tensors import Made, Tensor, as_array, describe
 from trainstep.graph._walk import needed, operations_of, sources_of
 
 
@@ -86,6 +87,7 @@ class Variable(Tensor):
         self.variable = variable
         self.graph = get_default_graph()
         self.name = self.graph.add(self, name, "variable")
+        self.is_named = True
         Read(variable).own(self)
         self.graph.sources.append(self)
         self.graph.reads[id(variable)] = self
@@ -101,7 +103,16 @@ class Variable(Tensor):
 
     def load(self, value: Any) -> None:
         """Sets it now, without a run."""
-        self.variable.assign(value)
+        array = as_array(value, self.dtype)
+        if tuple(array.shape) != tuple(self.shape):
+            raise ArgumentError(
+                "Variable.load",
+                "value",
+                f"the shape of {describe(self)}",
+                array_text(tuple(array.shape), str(array.dtype)),
+                "reshape it",
+            )
+        self.variable.assign(array)
 
     def assign(self, value: Any, name: str | None = None) -> Any:
         """An operation that sets it; see `graph.assign`."""
