@@ -63,6 +63,7 @@ class Compiler:
         dynamic: Mapping[str, Any] | None,
         signature: Sequence[Any] | None,
         check: Callable[..., None] | None,
+        batches: bool,
         uses: Callable[[], Sequence[Any]],
         max_traces: int | None,
     ) -> None:
@@ -95,7 +96,7 @@ class Compiler:
             options=options,
             policies=policies,
             uses=uses,
-            batches=check is not None,
+            batches=batches,
         )
         self._check = check
         self._values: dict[str, set[str]] = {}  # of what the step took from around it

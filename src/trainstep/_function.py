@@ -54,6 +54,7 @@ class Function(Generic[P, R]):
         engine: Engine | None = None,
         inlined: Callable[P, R] | None = None,
         check: Callable[..., None] | None = None,
+        batches: bool = False,
         uses: Callable[[], Sequence[Any]] = list,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
@@ -75,6 +76,7 @@ class Function(Generic[P, R]):
             dynamic=dynamic,
             signature=signature,
             check=check,
+            batches=batches,
             uses=uses,
             max_traces=max_traces,
         )

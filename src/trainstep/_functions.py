@@ -125,6 +125,7 @@ class Functions:
             policies=policies,
             inlined=inlined,
             check=check,
+            batches=check is not None,
             uses=self._recipe.used,
         )
 

@@ -17,7 +17,7 @@ from trainstep import _engines
 from trainstep._engines import Engine
 from trainstep._engines._base import Tensor, Variable, Wanted
 from trainstep._errors import GradientError, nothing_to_differentiate_by
-from trainstep._structure import like, structure
+from trainstep._structure import filled, leaves, like, structure
 from trainstep._taken import Differentiation, differentiating
 
 
@@ -72,30 +72,55 @@ def value_and_grad(
         numbers = [argnums] if isinstance(argnums, int) else list(argnums or ())
         args = tuple(_tensors(arg, engine) for arg in args)
         kwargs = {name: _tensors(arg, engine) for name, arg in kwargs.items()}
-        leaves: list[Tensor] = []
+        found: list[Tensor] = []
         for number in numbers:
-            leaves += [_tensor(leaf, engine) for leaf in _leaves(_argument(args, number))]
+            found += [_tensor(leaf, engine) for leaf in leaves(_argument(args, number))]
 
         def loss(tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
             left = iter(tensors)
             given = list(args)
             for number in numbers:
-                given[number] = _filled(given[number], left)
+                given[number] = filled(given[number], left)
             return _scalar(fn(*given, **kwargs), has_aux)
 
         wanted, named = ((), None) if numbers else _remembered(variables)
         with differentiating() as listener:
-            value, aux, by_variable, by_leaf = engine.differentiate(loss, wanted, leaves)
+            value, aux, by_variable, by_leaf = engine.differentiate(loss, wanted, found)
         gradients: Any = by_variable
         if numbers:
             left = iter(by_leaf)
-            gradients = tuple(_filled(args[number], left) for number in numbers)
+            gradients = tuple(filled(args[number], left) for number in numbers)
             gradients = gradients[0] if isinstance(argnums, int) else gradients
         if listener is not None:
             listener.note(Differentiation(value, gradients, named or None))
         return ((value, aux) if has_aux else value), gradients
 
     return call
+
+
+def differentiated(
+    loss: Callable[[Sequence[Tensor]], tuple[Tensor, Any]],
+    variables: Sequence[Variable],
+    tensors: Sequence[Tensor],
+) -> tuple[Any, list[Tensor], list[Tensor]]:
+    """The same by variables and by tensors at once, for those who have checked everything.
+
+    Args:
+        loss: A function of the tensors that returns a scalar and anything else.
+        variables: The variables to differentiate by.
+        tensors: Where to differentiate by the tensors.
+
+    Returns:
+        What else the function returned, the gradients by variables, and those by tensors.
+    """
+    with differentiating() as listener:
+        value, aux, by_variable, by_tensor = _engines.current().differentiate(
+            loss, list(variables), list(tensors)
+        )
+    if listener is not None:
+        named = None if tensors else list(variables)
+        listener.note(Differentiation(value, [*by_variable, *by_tensor], named))
+    return aux, list(by_variable), list(by_tensor)
 
 
 def grad(
@@ -129,7 +154,7 @@ def global_norm(gradients: Any) -> Tensor:
         >>> float(ts.global_norm([np.array([3.0], "float32"), np.array([4.0], "float32")]))
         5.0
     """
-    squares = [ops.sum(ops.square(_wide(g))) for g in _leaves(gradients)]
+    squares = [ops.sum(ops.square(_wide(g))) for g in leaves(gradients)]
     if not squares:
         return ops.zeros(())
     names = {keras.backend.standardize_dtype(s.dtype) for s in squares}
@@ -156,10 +181,8 @@ def clip_by_global_norm(gradients: Any, limit: Any) -> Any:
     norm = global_norm(gradients)
     limit = ops.cast(limit, norm.dtype)
     scale = ops.where(norm > limit, limit / norm, ops.ones_like(norm))
-    clipped = iter(
-        [ops.cast(ops.cast(g, scale.dtype) * scale, g.dtype) for g in _leaves(gradients)]
-    )
-    return _filled(gradients, clipped)
+    clipped = iter([ops.cast(ops.cast(g, scale.dtype) * scale, g.dtype) for g in leaves(gradients)])
+    return filled(gradients, clipped)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -239,19 +262,3 @@ def _tensors(value: Any, engine: Engine) -> Any:
     if children is not None:
         return like(value, [_tensors(child, engine) for _, child in children])
     return _tensor(value, engine) if isinstance(value, (np.ndarray, np.generic)) else value
-
-
-def _leaves(value: Any) -> list[Any]:
-    children = structure(value)
-    return (
-        [value] if children is None else [leaf for _, child in children for leaf in _leaves(child)]
-    )
-
-
-def _filled(value: Any, leaves: Any) -> Any:
-    children = structure(value)
-    return (
-        next(leaves)
-        if children is None
-        else like(value, [_filled(child, leaves) for _, child in children])
-    )

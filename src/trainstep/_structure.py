@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -37,6 +38,22 @@ def like(value: Any, children: list[Any]) -> Any:
     for f, child in zip(dataclasses.fields(value), children, strict=True):
         object.__setattr__(filled, f.name, child)
     return filled
+
+
+def leaves(value: Any) -> list[Any]:
+    """What is in a nested value, in order."""
+    children = structure(value)
+    return (
+        [value] if children is None else [leaf for _, child in children for leaf in leaves(child)]
+    )
+
+
+def filled(value: Any, leaves: Iterator[Any]) -> Any:
+    """A nested value with others in place of what is in it."""
+    children = structure(value)
+    if children is None:
+        return next(leaves)
+    return like(value, [filled(child, leaves) for _, child in children])
 
 
 def ordered(names: dict[Any, Any]) -> list[Any]:

@@ -5,6 +5,8 @@ more, compiled once for each set of fetches.
 """
 
 from trainstep.graph import train as train
+from trainstep.graph._calls import call as call
+from trainstep.graph._calls import identity as identity
 from trainstep.graph._draw import draw as draw
 from trainstep.graph._gradients import clip_by_global_norm as clip_by_global_norm
 from trainstep.graph._gradients import clip_by_norm as clip_by_norm
@@ -28,13 +30,11 @@ from trainstep.graph._operations import group as group
 from trainstep.graph._operations import no_op as no_op
 from trainstep.graph._session import Session as Session
 from trainstep.graph._session import get_default_session as get_default_session
+from trainstep.graph._sources import constant as constant
+from trainstep.graph._sources import placeholder as placeholder
+from trainstep.graph._sources import random_normal as random_normal
+from trainstep.graph._sources import random_uniform as random_uniform
 from trainstep.graph._tensors import Tensor as Tensor
-from trainstep.graph._tensors import call as call
-from trainstep.graph._tensors import constant as constant
-from trainstep.graph._tensors import identity as identity
-from trainstep.graph._tensors import placeholder as placeholder
-from trainstep.graph._tensors import random_normal as random_normal
-from trainstep.graph._tensors import random_uniform as random_uniform
 from trainstep.graph._variables import Variable as Variable
 from trainstep.graph._variables import global_variables as global_variables
 from trainstep.graph._variables import read as read

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from trainstep._errors import ArgumentError
+from trainstep._structure import leaves
 from trainstep.graph._graphs import get_default_graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._plan import inputs_of, resolved, steps_of
@@ -62,7 +63,7 @@ def draw(
         get_item  get_item     float32[?,2]  <- features   fetched
     """
     graph = get_default_graph()
-    flat = [resolved(graph, each) for each in keras.tree.flatten(fetches)]
+    flat = [resolved(graph, each) for each in leaves(fetches)]
     boxes = _boxes(flat, [resolved(graph, each) for each in feed_list])
     if file is not None:
         path = Path(file)

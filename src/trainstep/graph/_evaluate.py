@@ -2,23 +2,23 @@
 
 Gradients come first. What they are gradients of is computed inside the differentiation, and with it
 everything else that does not depend on them, so that a loss, its gradients and the outputs beside
-them are one forward pass. If several losses are differentiated, all but the last are computed
-apart, from the same state, and what they write (statistics, seeds) is forgotten, so that it is
-written once.
+them are one forward pass. If several losses are differentiated, each is computed from the same
+state, and what they share (statistics, seeds) is written once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
-from trainstep._grad import value_and_grad
-from trainstep._state import discarded
+from trainstep._grad import differentiated
+from trainstep._state import apart, current_scope, discarded
 from trainstep.graph._tensors import Made, node_of
-from trainstep.graph._walk import downstream, needed
+from trainstep.graph._walk import downstream, needed, variables_in
 
 Values = dict[int, Any]  # by the id of a tensor
 
@@ -33,6 +33,7 @@ class Gradients(Made):
     """
 
     kind = "gradients"
+    is_fresh = True
 
     def __init__(self, ys: Sequence[Any], variables: Sequence[Any], xs: Sequence[Any]) -> None:
         super().__init__()
@@ -42,104 +43,131 @@ class Gradients(Made):
         raise RuntimeError("gradients are computed with what they are gradients of")
 
 
+class Computation:
+    """Computes tensors of one run.
+
+    Args:
+        fed: The ids of tensors that were fed.
+        shifts: What is added to tensors, by their ids, to differentiate by them.
+    """
+
+    def __init__(self, fed: Collection[int] = (), shifts: Values | None = None) -> None:
+        self.fed, self._shifts = fed, shifts or {}
+
+    def add(self, tensors: Iterable[Any], values: Values) -> None:
+        """Adds the values of tensors, and of what they need, to those that are known."""
+        nodes = needed(list(tensors), values)
+        if any(isinstance(node.operation, Gradients) for node in nodes):
+            self._differentiate(nodes, values)
+        for node in nodes:
+            if any(id(output) not in values for output in node.outputs):
+                self._run(node, values)
+
+    def _run(self, node: Any, values: Values) -> None:
+        args, kwargs = node.arguments.fill_in(values)
+        outputs = keras.tree.flatten(node.operation(*args, **kwargs))
+        for tensor, value in zip(node.outputs, outputs, strict=True):
+            shift = self._shifts.get(id(tensor))
+            values[id(tensor)] = value if shift is None else value + shift
+
+    def _differentiate(self, nodes: Sequence[Any], values: Values) -> None:
+        """Computes the gradients among nodes that are not part of what others are gradients of."""
+        every = [node for node in nodes if isinstance(node.operation, Gradients)]
+        inner = {each for node in every for each in needed(node.operation.ys, values)}
+        outer = [node for node in every if node not in inner]
+        tasks: dict[Any, list[Any]] = {}
+        for node in outer:
+            tasks.setdefault(tuple(map(id, node.operation.ys)), []).append(node)
+        if len(tasks) == 1:
+            # What depends on no gradient is part of the one forward pass.
+            after = downstream(nodes, set(outer))
+            beside = [tensor for node in nodes if node not in after for tensor in node.outputs]
+            values.update(self._gradients(outer, dict(values), beside))
+            return
+        # Each loss is computed from the same state, and what several write is written once.
+        written: dict[int, tuple[Any, Any]] = {}
+        known = dict(values)
+        for task in tasks.values():
+            branch, found = apart(functools.partial(self._gradients, task, known, ()))
+            for key, variable in branch.writes.items():
+                written.setdefault(key, (variable, branch.state_mapping[key]))
+            values.update({key: value for key, value in found.items() if key not in values})
+        for update in written.values():
+            current_scope().add_update(update)
+
+    def _gradients(self, nodes: Sequence[Any], known: Values, beside: Sequence[Any]) -> Values:
+        """The gradients of the same tensors, and what else was computed on the way."""
+        ys = nodes[0].operation.ys
+        variables = {id(v): v for node in nodes for v in node.operation.variables}
+        xs = {id(x): x for node in nodes for x in node.operation.xs}
+        behind = [t for node in nodes for t in through(node.operation, self.fed)]
+        shifted = [x for x in xs.values() if id(x) not in known]
+        at = [known[key] for key in xs if key in known] + self._zeros(shifted, known)
+        order = [*(key for key in xs if key in known), *map(id, shifted)]
+        keys: list[int] = []
+
+        def total(tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
+            given = dict(zip(order, tensors, strict=True))
+            shifts = {id(x): given.pop(id(x)) for x in shifted}
+            here = {**known, **given}
+            inside = Computation(self.fed, {**self._shifts, **shifts})
+            for tensor in behind:
+                inside._go_on_behind(tensor, here)
+            inside.add([*ys, *beside], here)
+            keys[:] = [key for key in here if key not in known]
+            sums = [ops.sum(here[id(y)]) for y in ys]
+            return sum(sums[1:], sums[0]), [here[key] for key in keys]
+
+        computed, by_variable, by_x = differentiated(total, list(variables.values()), at)
+        found = dict(zip(keys, computed, strict=True))
+        by = dict(zip(variables, by_variable, strict=True)) | dict(zip(order, by_x, strict=True))
+        for node in nodes:
+            asked = node.operation.xs or node.operation.variables
+            found |= {id(t): by[id(x)] for t, x in zip(node.outputs, asked, strict=True)}
+        return found
+
+    def _zeros(self, tensors: Sequence[Any], known: Values) -> list[Any]:
+        """Zeros in the shapes of tensors, which are computed for it, and forgotten."""
+        if not tensors:
+            return []
+        values = dict(known)
+        with discarded():
+            self.add(tensors, values)
+        return [ops.zeros_like(values[id(tensor)]) for tensor in tensors]
+
+    def _go_on_behind(self, tensor: Any, values: Values) -> None:
+        """Gives a tensor that is fed the gradient of what it is made of; its value stays."""
+        node, given = node_of(tensor), values[id(tensor)]
+        self.add(node.input_tensors, values)
+        made = {key: value for key, value in values.items() if key != id(tensor)}
+        self._run(node, made)
+        own = made[id(tensor)]
+        values[id(tensor)] = ops.stop_gradient(given) + (own - ops.stop_gradient(own))
+
+
 def computed(tensors: Sequence[Any]) -> list[Any]:
     """Tensors that need no feeding."""
     values: Values = {}
-    compute(tensors, values)
+    Computation().add(tensors, values)
     return [values[id(tensor)] for tensor in tensors]
 
 
-def compute(tensors: Iterable[Any], values: Values) -> None:
-    """Adds the values of tensors, and of what they need, to those that are known."""
-    tensors = list(tensors)
-    nodes = needed(tensors, values)
-    if any(isinstance(node.operation, Gradients) for node in nodes):
-        _differentiate(nodes, values)
-    for node in nodes:
-        if any(id(output) not in values for output in node.outputs):
-            _run(node, values)
+def through(operation: Gradients, fed: Collection[int]) -> list[Any]:
+    """The tensors that are fed, and that stand between a tensor and what it is differentiated by.
 
-
-def _run(node: Any, values: Values) -> None:
-    args, kwargs = node.arguments.fill_in(values)
-    outputs = node.operation(*args, **kwargs)
-    for tensor, value in zip(node.outputs, keras.tree.flatten(outputs), strict=True):
-        values[id(tensor)] = value
-
-
-def _differentiate(nodes: Sequence[Any], values: Values) -> None:
-    """Computes the gradients among nodes that are not part of what others are gradients of."""
-    all_of = [node for node in nodes if isinstance(node.operation, Gradients)]
-    inner = {each for node in all_of for each in needed(node.operation.ys, values)}
-    outer = [node for node in all_of if node not in inner]
-    # What depends on none of them is part of the last forward pass.
-    after = downstream(nodes, set(outer))
-    beside = [tensor for node in nodes if node not in after for tensor in node.outputs]
-    *first, last = _tasks(outer)
-    for task in first:
-        with discarded():
-            task.run(values, ())
-    last.run(values, beside)
-
-
-class _Task:
-    """One differentiation: of the same tensors, by variables or by tensors."""
-
-    def __init__(self, ys: Sequence[Any]) -> None:
-        self.ys = list(ys)
-        self.variables: dict[int, Any] = {}
-        self.xs: dict[int, Any] = {}
-        self.nodes: list[Any] = []
-
-    def add(self, node: Any) -> None:
-        self.nodes.append(node)
-        self.variables |= {id(v): v for v in node.operation.variables}
-        self.xs |= {id(x): x for x in node.operation.xs}
-
-    def run(self, values: Values, beside: Sequence[Any]) -> None:
-        """Adds the gradients, and what else was computed on the way."""
-        wanted = [*self.ys, *beside]
-        if self.xs:
-            compute(self.xs.values(), values)
-            at = [values[key] for key in self.xs]
-        else:
-            at = []
-        known = dict(values)
-        computed_ids: list[int] = []
-
-        def total(*xs: Any) -> tuple[Any, list[Any]]:
-            here = {**known, **dict(zip(self.xs, xs, strict=True))}
-            compute(wanted, here)
-            computed_ids[:] = [key for key in here if key not in known]
-            sums = [ops.sum(here[id(y)]) for y in self.ys]
-            return sum(sums[1:], sums[0]), [here[key] for key in computed_ids]
-
-        differentiated = self._by(total)
-        (_, found), gradients = differentiated(*at)
-        if beside:
-            values.update(zip(computed_ids, found, strict=True))
-        by = dict(zip(self.xs or self.variables, gradients, strict=True))
-        for node in self.nodes:
-            asked = node.operation.xs or node.operation.variables
-            for tensor, x in zip(node.outputs, asked, strict=True):
-                values[id(tensor)] = by[id(x)]
-
-    def _by(self, total: Callable[..., Any]) -> Callable[..., Any]:
-        if self.xs:
-            return value_and_grad(total, argnums=tuple(range(len(self.xs))), has_aux=True)
-        return value_and_grad(total, list(self.variables.values()), has_aux=True)
-
-
-def _tasks(nodes: Sequence[Any]) -> list[_Task]:
-    tasks: dict[Any, _Task] = {}
-    for node in nodes:
-        operation = node.operation
-        key: Any = tuple(map(id, operation.ys))
-        if operation.xs:
-            # A tensor that another one is made of is no constant to its gradient.
-            key = (key, tuple(map(id, operation.xs)))
-        tasks.setdefault(key, _Task(operation.ys)).add(node)
-    return list(tasks.values())
+    A feed changes a value, and not what it is made of: gradients go on behind it.
+    """
+    wanted = {*map(id, operation.variables), *map(id, operation.xs)}
+    found = []
+    for node in needed(operation.ys) if fed else ():
+        for tensor in node.outputs:
+            if id(tensor) in fed and node.input_tensors:
+                behind = needed(node.input_tensors)
+                variables = (v for n in (*behind, node) for v in variables_in(n.operation, n))
+                made = (t for n in behind for t in n.outputs)
+                if wanted & {id(each) for each in (*made, *node.input_tensors, *variables)}:
+                    found.append(tensor)
+    return found
 
 
 def is_new_in(block: Any, node: Any) -> bool:

@@ -26,10 +26,11 @@ def named(graph: Graph, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
             f"a {type(feeds).__name__}",
             "write `feed_dict={x: batch}`",
         )
-    return {_tensor(graph, key): value for key, value in feeds.items()}
+    return {tensor_of(graph, key): value for key, value in feeds.items()}
 
 
-def _tensor(graph: Graph, key: Any) -> Any:
+def tensor_of(graph: Graph, key: Any) -> Any:
+    """The tensor that is to be fed."""
     found = graph.find(key) if isinstance(key, str) else key
     if isinstance(found, keras.KerasTensor):
         return found
@@ -79,7 +80,10 @@ def _converted(tensor: Any, value: Any, wanted: str) -> Any:
     if not is_number or not _casts(array.dtype, target):
         shape = array_text(tuple(array.shape), array.dtype.name)
         raise _wrong(tensor, f"{shape}, whose numbers do not fit")
-    array = array.astype(target)
+    came, array = array, array.astype(target)
+    if came.dtype.kind in "iu" and target.kind in "iu" and (came != array).any():
+        shape = array_text(tuple(came.shape), came.dtype.name)
+        raise _wrong(tensor, f"{shape} with numbers that {wanted} has no room for")
     return keras.ops.convert_to_tensor(array, wanted) if wanted == "bfloat16" else array
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -10,10 +10,10 @@ from keras import ops
 
 from trainstep import _grad
 from trainstep._errors import ArgumentError
+from trainstep.graph._calls import called
 from trainstep.graph._evaluate import Gradients
-from trainstep.graph._tensors import call, describe, node_of
+from trainstep.graph._tensors import describe
 from trainstep.graph._variables import Variable, as_tensor
-from trainstep.graph._walk import needed
 
 
 def gradients(ys: Any, xs: Any, name: str | None = None) -> list[Any]:
@@ -51,10 +51,10 @@ def gradients(ys: Any, xs: Any, name: str | None = None) -> list[Any]:
         node = Gradients(tensors, list(by_variable.values()), [])
         made = node.give(tensors, list(by_variable.values()), name)
         found.update(zip(by_variable, made, strict=True))
-    for apart in _independent(loose):
-        node = Gradients(tensors, [], apart)
-        made = node.give([*tensors, *apart], apart, name)
-        found.update(zip(map(id, apart), made, strict=True))
+    if loose:
+        node = Gradients(tensors, [], loose)
+        made = node.give([*tensors, *loose], loose, name)
+        found.update(zip(map(id, loose), made, strict=True))
     return [found[id(x)] for x in wanted]
 
 
@@ -81,23 +81,6 @@ def _check_float(x: Any) -> None:
         )
 
 
-def _independent(xs: Sequence[Any]) -> list[list[Any]]:
-    """Tensors in groups, so that none is made of another one of its group."""
-    groups: list[list[Any]] = []
-    for x in xs:
-        for group in groups:
-            if not any(_is_made_of(x, y) or _is_made_of(y, x) for y in group):
-                group.append(x)
-                break
-        else:
-            groups.append([x])
-    return groups
-
-
-def _is_made_of(tensor: Any, other: Any) -> bool:
-    return tensor is not other and node_of(other) in needed([tensor])
-
-
 def global_norm(tensors: Sequence[Any], name: str | None = None) -> Any:
     """The Euclidean norm of all tensors together.
 
@@ -107,7 +90,7 @@ def global_norm(tensors: Sequence[Any], name: str | None = None) -> Any:
         >>> float(graph.Session().run(norm))
         5.0
     """
-    return call(_norm, _present(tensors, "graph.global_norm"), name=name)
+    return _of(_norm, name, _present(tensors, "graph.global_norm"))
 
 
 def clip_by_global_norm(
@@ -126,7 +109,7 @@ def clip_by_global_norm(
         ([0.6, 0.8], 5.0)
     """
     present = _present(tensors, "graph.clip_by_global_norm")
-    clipped, norm = call(_clipped, present, clip_norm, name=name)
+    clipped, norm = _of(_clipped, name, present, clip_norm)
     left = iter(clipped)
     return [None if tensor is None else next(left) for tensor in tensors], norm
 
@@ -141,7 +124,7 @@ def clip_by_norm(tensor: Any, clip_norm: Any, name: str | None = None) -> Any:
         [0.6, 0.8]
     """
     tensor = as_tensor(tensor, "graph.clip_by_norm", "tensor")
-    return call(_by_norm, tensor, clip_norm, name=name)
+    return _of(_by_norm, name, tensor, clip_norm)
 
 
 def clip_by_value(
@@ -156,7 +139,7 @@ def clip_by_value(
         [-1.0, 1.0]
     """
     tensor = as_tensor(tensor, "graph.clip_by_value", "tensor")
-    return call(ops.clip, tensor, clip_value_min, clip_value_max, name=name)
+    return _of(ops.clip, name, tensor, clip_value_min, clip_value_max)
 
 
 def _present(tensors: Sequence[Any], function: str) -> list[Any]:
@@ -165,6 +148,10 @@ def _present(tensors: Sequence[Any], function: str) -> list[Any]:
     if not present:
         raise ArgumentError(function, "tensors", "at least one tensor", "none", "pass gradients")
     return present
+
+
+def _of(fn: Callable[..., Any], name: str | None, *args: Any) -> Any:
+    return called(fn, args, name, is_fresh=True)
 
 
 def _norm(tensors: Any) -> Any:

@@ -14,9 +14,11 @@ from trainstep._recipe import Recipe
 from trainstep._spec import Spec
 from trainstep._step import Steps
 from trainstep._trainer import Trainer
+from trainstep.graph._calls import call
 from trainstep.graph._gradients import gradients
 from trainstep.graph._operations import Operation
-from trainstep.graph._tensors import Made, call, placeholder
+from trainstep.graph._sources import placeholder
+from trainstep.graph._tensors import Made
 from trainstep.graph.train import apply_gradients
 
 

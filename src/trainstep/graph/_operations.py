@@ -11,8 +11,9 @@ from keras import ops
 
 from trainstep._errors import ArgumentError
 from trainstep._optimizer import innermost
+from trainstep.graph._calls import Identity
 from trainstep.graph._graphs import Block, Graph, get_default_graph
-from trainstep.graph._tensors import Identity, describe
+from trainstep.graph._tensors import describe
 from trainstep.graph._variables import Variable, as_tensor, global_variables, variable_of
 from trainstep.graph._walk import nodes_from
 

@@ -15,7 +15,7 @@ from keras import ops
 
 from trainstep import _state
 from trainstep._errors import ArgumentError
-from trainstep.graph._evaluate import Values, compute, is_new_in
+from trainstep.graph._evaluate import Computation, Gradients, Values, is_new_in, through
 from trainstep.graph._graphs import Graph
 from trainstep.graph._operations import Operation, is_gate
 from trainstep.graph._tensors import Made, describe, label, node_of
@@ -43,6 +43,13 @@ class Plan:
         given = {id(tensor) for tensor in fed}
         self.steps = steps_of(fetches, given)
         wanted = [*self.tensors, *(t for step in self.steps for t in inputs_of(step))]
+        wanted += [
+            tensor
+            for node in needed(wanted, given)
+            if isinstance(node.operation, Gradients)
+            for fed_one in through(node.operation, given)
+            for tensor in node_of(fed_one).input_tensors
+        ]
         sources = sources_of(wanted, given)
         _check_graph(graph, fetches, sources)
         _check_fed(sources)
@@ -70,7 +77,10 @@ class Plan:
     def _run(self, given: Sequence[Any]) -> list[Any]:
         fed = dict(zip(map(id, self.fed), given, strict=True))
         before: Values = dict(fed)
-        compute(self._early, before)
+        computation = Computation(fed)
+        computation.add(self._early, before)
+        if self.steps:
+            _shield(self._early, before)
         blocks: dict[Any, Values] = {}
         for step in self.steps:
             values = before
@@ -80,14 +90,14 @@ class Plan:
                 values = blocks[step.block]
             inputs = inputs_of(step)
             here = dict(values)
-            compute(inputs, here)
+            computation.add(inputs, here)
             found = [here[id(tensor)] for tensor in inputs]
             if isinstance(step, Operation):
                 step.perform(found)
             else:
                 (output,) = step._inbound_nodes[0].outputs
                 before[id(output)] = found[0]
-        compute([t for t in self.tensors if id(t) in self._late], before)
+        computation.add([t for t in self.tensors if id(t) in self._late], before)
         return [ops.convert_to_tensor(before[id(tensor)]) for tensor in self.tensors]
 
     def _without_reads(self, values: Values, fed: Collection[int]) -> Values:
@@ -134,6 +144,14 @@ class Plan:
             own = node.operation
             found += own.uses() if isinstance(own, Made) else [own]
         return [*found, *(each for step in self.steps for each in step.uses())]
+
+
+def _shield(tensors: Sequence[Any], values: Values) -> None:
+    """Keeps values from before an update, where that is made in place, as on torch."""
+    around = _state.recording()
+    for tensor in tensors:
+        if around is not None and not getattr(node_of(tensor).operation, "is_fresh", False):
+            values[id(tensor)] = around.shielded(values[id(tensor)])
 
 
 def inputs_of(step: Any) -> list[Any]:

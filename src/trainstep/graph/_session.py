@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-import keras
 from keras import ops
 
 from trainstep._errors import ArgumentError
 from trainstep._function import Function
 from trainstep._ledger import Events, merged
 from trainstep._state import current_scope
-from trainstep.graph._feeds import checks, converter, named
+from trainstep._structure import filled, leaves, structure
+from trainstep.graph._feeds import checks, converter, named, tensor_of
 from trainstep.graph._graphs import Graph, get_default_graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._plan import Plan, resolved
@@ -64,7 +64,7 @@ class Session:
             NumPy values in the structure of the fetches, None for operations.
         """
         feeds = {} if feed_dict is None else named(self.graph, feed_dict)
-        flat = keras.tree.flatten(fetches) if isinstance(fetches, _NESTED) else [fetches]
+        flat = leaves(fetches)
         key = (tuple(map(_identity, flat)), tuple(map(id, feeds)))
         call = self._known.get(key)
         if call is None:
@@ -72,9 +72,7 @@ class Session:
             with self._lock:
                 self._known[key] = call
         values = call(tuple(feeds.values()))
-        if not isinstance(fetches, _NESTED):
-            return values[0]
-        return keras.tree.pack_sequence_as(fetches, values)
+        return filled(fetches, iter(values))
 
     def make_callable(
         self, fetches: Any, feed_list: Sequence[Any] | None = None
@@ -92,7 +90,15 @@ class Session:
             >>> double([1.0, 2.0]).tolist()
             [2.0, 4.0]
         """
-        feeds = list(named(self.graph, dict.fromkeys(feed_list or (), 0)))
+        if feed_list is not None and not isinstance(feed_list, (list, tuple)):
+            raise ArgumentError(
+                "make_callable",
+                "feed_list",
+                "a list of tensors",
+                f"a {type(feed_list).__name__}",
+                "write `[x]` for a single one",
+            )
+        feeds = [tensor_of(self.graph, each) for each in feed_list or ()]
         run = self._call(fetches, feeds)
         count = len(feeds)
 
@@ -106,16 +112,16 @@ class Session:
                     "pass them in the order of `feed_list`",
                 )
             found = run(values)
-            return keras.tree.pack_sequence_as(fetches, found) if nested else found[0]
+            return found if is_list else filled(fetches, iter(found))
 
-        nested = isinstance(fetches, _NESTED)
+        is_list = type(fetches) is list and not any(map(structure, fetches))
         return call
 
     def _call(self, fetches: Any, feeds: list[Any]) -> Callable[[Any], list[Any]]:
         """What runs a set of fetches, of the values to feed; a list of values."""
         if self._closed:
             raise _closed()
-        flat = [resolved(self.graph, each) for each in keras.tree.flatten(fetches)]
+        flat = [resolved(self.graph, each) for each in leaves(fetches)]
         if not flat:
             return lambda values: []
         plan, function = self._function(flat, feeds)
@@ -184,9 +190,6 @@ class Session:
     ) -> None:
         _local.sessions.remove(self)
         self.close()
-
-
-_NESTED = (list, tuple, dict)
 
 
 class _Local(threading.local):

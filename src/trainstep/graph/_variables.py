@@ -12,22 +12,9 @@ from trainstep._errors import ArgumentError
 from trainstep._signature import array_text
 from trainstep.graph._evaluate import computed
 from trainstep.graph._graphs import Graph, get_default_graph
-from trainstep.graph._tensors import Made, Tensor, as_array, describe
-from trainstep.graph._walk import needed, operations_of, sources_of
-
-
-class Read(Made):
-    """Reads a Keras variable, whenever its value is asked for."""
-
-    kind = "variable"
-    is_read_late = True
-
-    def __init__(self, variable: Any) -> None:
-        super().__init__()
-        self.variable = variable
-
-    def call(self) -> Any:
-        return ops.convert_to_tensor(self.variable.value)
+from trainstep.graph._sources import Read, as_array, constant
+from trainstep.graph._tensors import Tensor, describe
+from trainstep.graph._walk import needed, operations_of, sources_of, variables_in
 
 
 class Variable(Tensor):
@@ -38,7 +25,7 @@ class Variable(Tensor):
     Args:
         initial_value: A number, an array, or a tensor of the graph that needs no feeding, such as
             `random_normal(...)`.
-        trainable: Whether it is one of `trainable_variables()`.
+        trainable: Whether it is one of `trainable_variables()`; what is no float never is.
         name: Its name.
         dtype: Its dtype; that of the initial value by default.
 
@@ -70,6 +57,7 @@ class Variable(Tensor):
             initial_value = computed([value])[0]
         kind = None if dtype is None else str(keras.backend.standardize_dtype(dtype))
         array = as_array(initial_value, kind)
+        trainable = trainable and "float" in str(array.dtype)
         variable = keras.Variable(array, dtype=str(array.dtype), trainable=trainable, name=name)
         self._begin(variable, name)
         self.initial = value if isinstance(value, keras.KerasTensor) else array
@@ -175,8 +163,6 @@ def read(variable: Any) -> Variable:
 
 def as_tensor(value: Any, function: str, argument: str) -> Any:
     """A symbolic tensor of a tensor, a variable or a value."""
-    from trainstep.graph._tensors import constant
-
     if isinstance(value, keras.KerasTensor):
         return value
     if isinstance(value, keras.Variable):
@@ -247,20 +233,3 @@ def trainable_under(tensors: list[Any]) -> list[Any]:
             if variable.trainable:
                 found[id(variable)] = variable
     return list(found.values())
-
-
-def variables_in(operation: Any, node: Any = None) -> list[Any]:
-    """The Keras variables that an operation reads: its own, and those among its arguments."""
-    if isinstance(operation, Read):
-        return [operation.variable]
-    nodes = operation._inbound_nodes if node is None else [node]
-    given = [
-        each
-        for each_node in nodes
-        for each in keras.tree.flatten([each_node.arguments.args, each_node.arguments.kwargs])
-        if isinstance(each, keras.Variable)
-    ]
-    own = operation.uses() if isinstance(operation, Made) else [operation]
-    layers = [each for each in own if isinstance(each, keras.Layer)]
-    weights = [v for layer in layers for v in layer.variables]
-    return [*given, *weights, *(each for each in own if isinstance(each, keras.Variable))]

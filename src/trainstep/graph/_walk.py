@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from trainstep.graph._tensors import node_of
+import keras
+
+from trainstep.graph._sources import Read
+from trainstep.graph._tensors import Made, node_of
 
 
 def needed(tensors: Iterable[Any], given: Collection[int] = ()) -> list[Any]:
@@ -74,3 +77,20 @@ def downstream(nodes: Iterable[Any], of: Collection[Any]) -> set[Any]:
         if node in of or any(node_of(t) in found for t in node.input_tensors):
             found.add(node)
     return found
+
+
+def variables_in(operation: Any, node: Any = None) -> list[Any]:
+    """The Keras variables that an operation reads: its own, and those among its arguments."""
+    if isinstance(operation, Read):
+        return [operation.variable]
+    nodes = operation._inbound_nodes if node is None else [node]
+    given = [
+        each
+        for each_node in nodes
+        for each in keras.tree.flatten([each_node.arguments.args, each_node.arguments.kwargs])
+        if isinstance(each, keras.Variable)
+    ]
+    own = operation.uses() if isinstance(operation, Made) else [operation]
+    layers = [each for each in own if isinstance(each, keras.Layer)]
+    weights = [v for layer in layers for v in layer.variables]
+    return [*given, *weights, *(each for each in own if isinstance(each, keras.Variable))]

@@ -1,0 +1,105 @@
+"""Tensors that are made of others by us: `identity`, and a Python function as a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from trainstep._errors import ArgumentError
+from trainstep.graph._graphs import get_default_graph
+from trainstep.graph._tensors import Made, Tensor
+from trainstep.graph._variables import as_tensor
+
+
+class Identity(Made):
+    """A tensor again, under a name; in a block, its value when that is reached."""
+
+    kind = "identity"
+
+    def __init__(self) -> None:
+        super().__init__()
+        graph = get_default_graph()
+        self.block = graph.blocks.current
+        self.index = graph.next_index()
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def identity(tensor: Any, name: str | None = None) -> Tensor:
+    """The same tensor under a name, by which it can be fetched.
+
+    Inside `control_dependencies`, a variable is read after those operations.
+
+    Example:
+        >>> from trainstep import graph
+        >>> total = graph.identity(graph.constant(1.0) + 2.0, name="total")
+        >>> float(graph.Session().run("total"))
+        3.0
+    """
+    tensor = as_tensor(tensor, "graph.identity", "tensor")
+    (made,) = Identity().give((tensor,), [tensor], name)
+    return made  # type: ignore[no-any-return]
+
+
+class Call(Made):
+    """A Python function of tensors."""
+
+    kind = "call"
+
+    def __init__(self, fn: Callable[..., Any], *, is_fresh: bool) -> None:
+        super().__init__()
+        self.fn, self.is_fresh = fn, is_fresh
+        self.kind = getattr(fn, "__name__", type(fn).__name__).strip("<>_")
+
+    def call(self, *args: Any) -> Any:
+        return self.fn(*args)
+
+    def uses(self) -> list[Any]:
+        return [self.fn]
+
+
+def call(fn: Callable[..., Any], *args: Any, name: str | None = None) -> Any:
+    """A Python function of tensors as a part of the graph.
+
+    It is for what has no symbolic form in Keras: loss objects, `keras.random`, a function of
+    one's own. The function is traced into the step, and may read and write Keras variables.
+
+    Args:
+        fn: A function of tensors that returns a tensor or a structure of them.
+        *args: Its arguments: symbolic tensors, variables, and anything else as it is.
+        name: The name of its result, if it is one tensor.
+
+    Returns:
+        What the function returns, with symbolic tensors in it.
+
+    Example:
+        >>> import keras
+        >>> from trainstep import graph
+        >>> x = graph.placeholder("float32", [None, 2])
+        >>> loss = graph.call(keras.losses.MeanSquaredError(), x, 1.0 + x)
+        >>> float(graph.Session().run(loss, {x: [[1.0, 2.0]]}))
+        1.0
+    """
+    return called(fn, args, name)
+
+
+def called(
+    fn: Callable[..., Any], args: Sequence[Any], name: str | None, *, is_fresh: bool = False
+) -> Any:
+    """The same; `is_fresh` tells that results share no memory with what the function takes."""
+    operation = Call(fn, is_fresh=is_fresh)
+    if not any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(list(args))):
+        raise ArgumentError(
+            "graph.call",
+            "args",
+            "a tensor of the graph among the arguments",
+            "none",
+            "wrap a value in `graph.constant`, or a variable in `graph.read`",
+        )
+    spec = operation.compute_output_spec(*args)
+    flat = keras.tree.flatten(spec)
+    made = operation.give(args, flat, name)
+    return keras.tree.pack_sequence_as(spec, made)

@@ -1,0 +1,174 @@
+"""Tensors that are made of no others: placeholders, variables, constants, random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from trainstep._errors import ArgumentError
+from trainstep.graph._tensors import Made, Tensor
+
+
+class _Fed(Made):
+    kind = "placeholder"
+    is_fed = True
+
+    def call(self) -> Any:  # pragma: no cover: a run asks for it first
+        raise RuntimeError("a placeholder has no value")
+
+
+def placeholder(dtype: Any, shape: Sequence[int | None], name: str | None = None) -> Tensor:
+    """A tensor whose value is fed at every run.
+
+    Args:
+        dtype: Its dtype, as a string or NumPy's.
+        shape: One entry per axis; None is any size.
+        name: Its name, by which it can be fetched and fed.
+
+    Example:
+        >>> from trainstep import graph
+        >>> x = graph.placeholder("float32", [None, 3], name="x")
+        >>> y = 2 * x
+        >>> graph.Session().run(y, {x: [[1.0, 2.0, 3.0]]}).tolist()
+        [[2.0, 4.0, 6.0]]
+    """
+    if shape is None:
+        raise ArgumentError(
+            "graph.placeholder",
+            "shape",
+            "one entry per axis, None for any size",
+            "None, which leaves the number of axes open",
+            "say how many axes there are: `[None, None]` for a matrix of any size",
+        )
+    try:
+        spec = keras.KerasTensor(tuple(shape), _dtype(dtype))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            "graph.placeholder",
+            "dtype, shape",
+            'a dtype such as "float32", and sizes or None, one for each axis',
+            f"{dtype!r}, {shape!r}",
+            f"placeholder(dtype, shape): {error}",
+        ) from None
+    (made,) = _Fed().give((), [spec], name)
+    return made  # type: ignore[no-any-return]
+
+
+def _dtype(dtype: Any) -> str:
+    return str(keras.backend.standardize_dtype(getattr(dtype, "as_numpy_dtype", dtype)))
+
+
+class Read(Made):
+    """Reads a Keras variable, whenever its value is asked for."""
+
+    kind = "variable"
+    is_read_late = True
+
+    def __init__(self, variable: Any) -> None:
+        super().__init__()
+        self.variable = variable
+
+    def call(self) -> Any:
+        return ops.convert_to_tensor(self.variable.value)
+
+
+class _Constant(Made):
+    kind = "constant"
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self._value = value
+
+    def call(self) -> Any:
+        return ops.convert_to_tensor(self._value)
+
+
+def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
+    """A tensor with a fixed value.
+
+    Example:
+        >>> from trainstep import graph
+        >>> graph.Session().run(graph.constant([1.0, 2.0]) * 3).tolist()
+        [3.0, 6.0]
+    """
+    array = as_array(value, None if dtype is None else _dtype(dtype))
+    (made,) = _Constant(array).give((), [array], name)
+    return made  # type: ignore[no-any-return]
+
+
+def as_array(value: Any, dtype: str | None = None) -> Any:
+    """A value as an array. Without a dtype, Python's and NumPy's numbers get Keras's default."""
+    if dtype is None and not isinstance(value, np.ndarray):
+        plain = not hasattr(value, "dtype")
+        value = np.asarray(value) if plain else value
+        dtype = "int32" if plain and value.dtype.kind == "i" else None
+    if dtype is None and getattr(value, "dtype", None) == np.float64:
+        dtype = keras.config.floatx()
+    return ops.convert_to_numpy(ops.convert_to_tensor(value, dtype))
+
+
+class _Random(Made):
+    kind = "random"
+
+    def __init__(self, draw: Callable[..., Any], seed: Any) -> None:
+        super().__init__()
+        self._draw = draw
+        own = isinstance(seed, keras.random.SeedGenerator)
+        self._seed = seed if own else keras.random.SeedGenerator(seed)
+
+    def call(self) -> Any:
+        return self._draw(seed=self._seed)
+
+
+def random_normal(  # noqa: PLR0917  # as in TensorFlow 1
+    shape: Sequence[int],
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: Any = None,
+    seed: Any = None,
+    name: str | None = None,
+) -> Tensor:
+    """Normal random numbers, drawn anew at every run.
+
+    Example:
+        >>> from trainstep import graph
+        >>> noise, session = graph.random_normal([3], seed=1), graph.Session()
+        >>> bool((session.run(noise) == session.run(noise)).all())
+        False
+    """
+    dtype = keras.config.floatx() if dtype is None else _dtype(dtype)
+
+    def draw(seed: Any) -> Any:
+        return keras.random.normal(tuple(shape), mean, stddev, dtype, seed)
+
+    (made,) = _Random(draw, seed).give((), [keras.KerasTensor(tuple(shape), dtype)], name)
+    return made  # type: ignore[no-any-return]
+
+
+def random_uniform(  # noqa: PLR0917  # as in TensorFlow 1
+    shape: Sequence[int],
+    minval: float = 0.0,
+    maxval: float = 1.0,
+    dtype: Any = None,
+    seed: Any = None,
+    name: str | None = None,
+) -> Tensor:
+    """Uniform random numbers, drawn anew at every run.
+
+    Example:
+        >>> from trainstep import graph
+        >>> value = graph.Session().run(graph.random_uniform([3], 2.0, 4.0))
+        >>> bool((value >= 2).all() and (value < 4).all())
+        True
+    """
+    dtype = keras.config.floatx() if dtype is None else _dtype(dtype)
+
+    def draw(seed: Any) -> Any:
+        return keras.random.uniform(tuple(shape), minval, maxval, dtype, seed)
+
+    (made,) = _Random(draw, seed).give((), [keras.KerasTensor(tuple(shape), dtype)], name)
+    return made  # type: ignore[no-any-return]
