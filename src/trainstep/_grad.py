@@ -99,28 +99,30 @@ def value_and_grad(
 
 
 def differentiated(
-    loss: Callable[[Sequence[Tensor]], tuple[Tensor, Any]],
+    losses: Callable[[Sequence[Tensor]], tuple[list[Tensor], Any]],
     variables: Sequence[Variable],
     tensors: Sequence[Tensor],
-) -> tuple[Any, list[Tensor], list[Tensor]]:
-    """The same by variables and by tensors at once, for those who have checked everything.
+) -> tuple[Any, list[list[Tensor]], list[list[Tensor]]]:
+    """Gradients of several values by variables and tensors, for those who have checked everything.
 
     Args:
-        loss: A function of the tensors that returns a scalar and anything else.
+        losses: A function of the tensors that returns a list of scalars and anything else.
         variables: The variables to differentiate by.
         tensors: Where to differentiate by the tensors.
 
     Returns:
-        What else the function returned, the gradients by variables, and those by tensors.
+        What else the function returned; for each scalar, the gradients by variables; the same by
+        tensors.
     """
     with differentiating() as listener:
-        value, aux, by_variable, by_tensor = _engines.current().differentiate(
-            loss, list(variables), list(tensors)
+        values, aux, by_variable, by_tensor = _engines.current().differentiate(
+            losses, list(variables), list(tensors), each=True
         )
-    if listener is not None:
-        named = None if tensors else list(variables)
-        listener.note(Differentiation(value, [*by_variable, *by_tensor], named))
-    return aux, list(by_variable), list(by_tensor)
+    for value, ours, theirs in zip(values, by_variable, by_tensor, strict=True):
+        if listener is not None:
+            named = None if tensors else list(variables)
+            listener.note(Differentiation(value, [*ours, *theirs], named))
+    return aux, by_variable, by_tensor
 
 
 def grad(

@@ -22,7 +22,7 @@ from trainstep._state import Recorder
 Tensor = Any
 Variable = Any
 Step = Callable[[Sequence[Tensor]], list[Tensor]]
-Loss = Callable[[Sequence[Tensor]], tuple[Tensor, Any]]
+Loss = Callable[[Sequence[Tensor]], tuple[Any, Any]]
 # Which variables to differentiate by: these, what the function says after the value was computed,
 # or (None) every trainable one that was read.
 Wanted = Sequence[Variable] | Callable[[], Sequence[Variable]] | None
@@ -199,12 +199,13 @@ class Engine(Protocol):
         ...
 
     def differentiate(
-        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
-    ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
+        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor], *, each: bool = False
+    ) -> tuple[Tensor, Any, list[Any], list[Any]]:
         """The value and aux of `call(leaves)`, its gradients by variables, and those by leaves.
 
         Updates that `call` makes take effect once, in the scope around. The gradient of what
-        the value does not depend on is zero.
+        the value does not depend on is zero. With `each`, the value is a list of scalars, and
+        there is a list of gradients for each of them.
         """
         ...
 

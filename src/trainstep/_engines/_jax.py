@@ -129,8 +129,8 @@ class JaxEngine:
         )
 
     def differentiate(
-        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
-    ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
+        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor], *, each: bool = False
+    ) -> tuple[Tensor, Any, list[Any], list[Any]]:
         if variables is None or callable(variables):
             found, call = _replayable(call, leaves, self.place)
             variables = chosen(variables, found)
@@ -149,17 +149,38 @@ class JaxEngine:
 
         outer = Branch(lambda variable, value: value, self.place)
         values = [outer.outer_value(v) for v in wanted]
-        (value, extra), (by_variable, by_leaf) = jax.value_and_grad(
-            pure, argnums=(0, 1), has_aux=True
-        )(values, list(leaves))
+        gradients: list[tuple[list[Tensor], list[Tensor]]]
+        if each:
+            value, extra, gradients = _gradients_of_each(pure, values, list(leaves))
+        else:
+            (value, extra), by_both = jax.value_and_grad(pure, argnums=(0, 1), has_aux=True)(
+                values, list(leaves)
+            )
+            gradients = [by_both]
         parts["branch"].give_back(extra[parts["count"] :])
-        by_id = dict(zip(map(id, wanted), by_variable, strict=True))
-        return value, parts["aux"].of(extra), [by_id[id(v)] for v in variables], by_leaf
+        place = {id(v): i for i, v in enumerate(wanted)}
+        by_variable = [[one[place[id(v)]] for v in variables] for one, _ in gradients]
+        by_leaf = [one for _, one in gradients]
+        if not each:
+            (by_variable,), (by_leaf,) = by_variable, by_leaf
+        return value, parts["aux"].of(extra), by_variable, by_leaf
 
     def host_call(
         self, fn: HostFunction, tensors: Sequence[Tensor], results: Results
     ) -> list[Tensor]:
         return host_call(fn, tensors, results)
+
+
+def _gradients_of_each(
+    pure: Callable[..., Any], values: list[Tensor], leaves: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[tuple[list[Tensor], list[Tensor]]]]:
+    """Several values, what else there is, and the gradients of each: one forward pass for all."""
+    found, linear, extra = jax.linearize(pure, values, leaves, has_aux=True)
+    gradients = []
+    for i, value in enumerate(found):
+        back = jax.linear_transpose(lambda *given, i=i: linear(*given)[i], values, leaves)
+        gradients.append(back(jnp.ones_like(value)))
+    return found, extra, gradients
 
 
 def make() -> JaxEngine:

@@ -119,13 +119,16 @@ class NullEngine:
         return Traced(list(recorder.reads.values()), list(recorder.writes.values()), build)
 
     def differentiate(
-        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
-    ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
+        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor], *, each: bool = False
+    ) -> tuple[Tensor, Any, list[Any], list[Any]]:
         value, aux = call(leaves)
         wanted: Callable[[], Sequence[Any]] | Sequence[Any] = variables or ()
         found = wanted() if callable(wanted) else wanted
-        by_variable = [np.zeros(tuple(v.shape)) for v in found]
-        return value, aux, by_variable, [np.zeros_like(x) for x in leaves]
+        by_variable: list[Any] = [np.zeros(tuple(v.shape)) for v in found]
+        by_leaf: list[Any] = [np.zeros_like(x) for x in leaves]
+        if each:
+            by_variable, by_leaf = [by_variable] * len(value), [by_leaf] * len(value)
+        return value, aux, by_variable, by_leaf
 
     def host_call(
         self, fn: HostFunction, tensors: Sequence[Tensor], results: Results

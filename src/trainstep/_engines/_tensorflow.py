@@ -145,8 +145,8 @@ class TensorFlowEngine:
         return Traced(list(recorder.reads.values()), writes, build, compilers=compilers)
 
     def differentiate(
-        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
-    ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
+        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor], *, each: bool = False
+    ) -> tuple[Tensor, Any, list[Any], list[Any]]:
         sources: dict[int, Tensor] = {}
         wanted = is_wanted(variables)
 
@@ -163,7 +163,7 @@ class TensorFlowEngine:
 
         leaves = [tf.identity(leaf) for leaf in leaves]
         branch = Branch(lift, self.place)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape(persistent=each, watch_accessed_variables=False) as tape:
             tape.watch(leaves)
             with branch:
                 value, aux = call(leaves)
@@ -173,14 +173,22 @@ class TensorFlowEngine:
         branch.give_back(branch.new_values())
         found = [sources.get(id(v)) for v in variables]
         known = [source for source in found if source is not None]
-        by_source = iter(tape.gradient(value, [*known, *leaves], unconnected_gradients="zero"))
-        by_variable = [
-            tf.zeros_like(branch.outer_value(v))
-            if source is None
-            else tf.convert_to_tensor(next(by_source))
-            for v, source in zip(variables, found, strict=True)
-        ]
-        return value, aux, by_variable, [tf.convert_to_tensor(g) for g in by_source]
+        by_variable: list[Any] = []
+        by_leaf: list[Any] = []
+        for one in value if each else [value]:
+            by_source = iter(tape.gradient(one, [*known, *leaves], unconnected_gradients="zero"))
+            by_variable.append(
+                [
+                    tf.zeros_like(branch.outer_value(v))
+                    if source is None
+                    else tf.convert_to_tensor(next(by_source))
+                    for v, source in zip(variables, found, strict=True)
+                ]
+            )
+            by_leaf.append([tf.convert_to_tensor(g) for g in by_source])
+        if not each:
+            (by_variable,), (by_leaf,) = by_variable, by_leaf
+        return value, aux, by_variable, by_leaf
 
     def host_call(
         self, fn: HostFunction, tensors: Sequence[Tensor], results: Results

@@ -183,8 +183,8 @@ class TorchEngine:
         return _repeated(traced, options.repeat) if options.repeat else traced
 
     def differentiate(
-        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor]
-    ) -> tuple[Tensor, Any, list[Tensor], list[Tensor]]:
+        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor], *, each: bool = False
+    ) -> tuple[Tensor, Any, list[Any], list[Any]]:
         sources: dict[int, Tensor] = {}
         wanted = is_wanted(variables)
         depth = getattr(self._depth, "value", 0)
@@ -213,15 +213,26 @@ class TorchEngine:
                 variables = chosen(variables, [branch.held[key] for key in sources])
                 found = [sources.get(id(v)) for v in variables]
                 wrt = [*(source for source in found if source is not None), *leaves]
-                gradients = iter(_gradients(value, wrt, create_graph=depth > 0))
+                values = list(value) if each else [value]
+                gradients = [
+                    iter(_gradients(one, wrt, create_graph=depth > 0, retain=one is not values[-1]))
+                    for one in values
+                ]
         finally:
             self._depth.value = depth
         branch.give_back([new if depth else new.detach() for new in branch.new_values()])
-        by_variable = [
-            torch.zeros_like(branch.outer_value(v)) if source is None else next(gradients)
-            for v, source in zip(variables, found, strict=True)
+        by_variable: list[Any] = [
+            [
+                torch.zeros_like(branch.outer_value(v)) if source is None else next(of_one)
+                for v, source in zip(variables, found, strict=True)
+            ]
+            for of_one in gradients
         ]
-        return (value if depth else value.detach()), aux, by_variable, list(gradients)
+        by_leaf: list[Any] = [list(of_one) for of_one in gradients]
+        values = values if depth else [one.detach() for one in values]
+        if each:
+            return values, aux, by_variable, by_leaf
+        return values[0], aux, by_variable[0], by_leaf[0]
 
     def host_call(
         self, fn: HostFunction, tensors: Sequence[Tensor], results: Results
@@ -268,11 +279,16 @@ def _repeated(traced: Traced, count: int) -> Traced:
     return replace(traced, build=build)
 
 
-def _gradients(value: Tensor, wrt: list[Tensor], create_graph: bool) -> list[Tensor]:
+def _gradients(
+    value: Tensor, wrt: list[Tensor], *, create_graph: bool, retain: bool
+) -> list[Tensor]:
     """Gradients by tensors; zeros where the value does not depend on one."""
     if not wrt or not value.requires_grad:
         return [torch.zeros_like(x) for x in wrt]
-    found = torch.autograd.grad(value, wrt, create_graph=create_graph, allow_unused=True)
+    keep = True if retain else None  # what the backward pass needs, for the next one
+    found = torch.autograd.grad(
+        value, wrt, retain_graph=keep, create_graph=create_graph, allow_unused=True
+    )
     return [torch.zeros_like(x) if g is None else g for x, g in zip(wrt, found, strict=True)]
 
 

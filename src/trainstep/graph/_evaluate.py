@@ -1,14 +1,12 @@
 """Computes tensors of a graph inside a step: each node once, forward passes shared.
 
 Gradients come first. What they are gradients of is computed inside the differentiation, and with it
-everything else that does not depend on them, so that a loss, its gradients and the outputs beside
-them are one forward pass. If several losses are differentiated, each is computed from the same
-state, and what they share (statistics, seeds) is written once.
+everything else that does not depend on them: losses, their gradients and the outputs beside them
+are one forward pass.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -16,7 +14,7 @@ import keras
 from keras import ops
 
 from trainstep._grad import differentiated
-from trainstep._state import apart, current_scope, discarded
+from trainstep._state import discarded
 from trainstep.graph._tensors import Made, node_of
 from trainstep.graph._walk import downstream, needed, variables_in
 
@@ -75,55 +73,42 @@ class Computation:
         every = [node for node in nodes if isinstance(node.operation, Gradients)]
         inner = {each for node in every for each in needed(node.operation.ys, values)}
         outer = [node for node in every if node not in inner]
-        tasks: dict[Any, list[Any]] = {}
-        for node in outer:
-            tasks.setdefault(tuple(map(id, node.operation.ys)), []).append(node)
-        if len(tasks) == 1:
-            # What depends on no gradient is part of the one forward pass.
-            after = downstream(nodes, set(outer))
-            beside = [tensor for node in nodes if node not in after for tensor in node.outputs]
-            values.update(self._gradients(outer, dict(values), beside))
-            return
-        # Each loss is computed from the same state, and what several write is written once.
-        written: dict[int, tuple[Any, Any]] = {}
-        known = dict(values)
-        for task in tasks.values():
-            branch, found = apart(functools.partial(self._gradients, task, known, ()))
-            for key, variable in branch.writes.items():
-                written.setdefault(key, (variable, branch.state_mapping[key]))
-            values.update({key: value for key, value in found.items() if key not in values})
-        for update in written.values():
-            current_scope().add_update(update)
+        # What depends on no gradient is part of the one forward pass.
+        after = downstream(nodes, set(outer))
+        beside = [tensor for node in nodes if node not in after for tensor in node.outputs]
+        values.update(self._gradients(outer, dict(values), beside))
 
     def _gradients(self, nodes: Sequence[Any], known: Values, beside: Sequence[Any]) -> Values:
-        """The gradients of the same tensors, and what else was computed on the way."""
-        ys = nodes[0].operation.ys
+        """The gradients that some nodes stand for, and what else was computed on the way."""
+        losses = list({_key(n.operation): n.operation.ys for n in nodes}.values())
         variables = {id(v): v for node in nodes for v in node.operation.variables}
         xs = {id(x): x for node in nodes for x in node.operation.xs}
         behind = [t for node in nodes for t in through(node.operation, self.fed)]
         shifted = [x for x in xs.values() if id(x) not in known]
-        at = [known[key] for key in xs if key in known] + self._zeros(shifted, known)
         order = [*(key for key in xs if key in known), *map(id, shifted)]
+        at = [known[key] for key in xs if key in known] + self._zeros(shifted, known)
         keys: list[int] = []
 
-        def total(tensors: Sequence[Any]) -> tuple[Any, list[Any]]:
+        def totals(tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             given = dict(zip(order, tensors, strict=True))
             shifts = {id(x): given.pop(id(x)) for x in shifted}
             here = {**known, **given}
             inside = Computation(self.fed, {**self._shifts, **shifts})
             for tensor in behind:
                 inside._go_on_behind(tensor, here)
-            inside.add([*ys, *beside], here)
+            inside.add([*(y for ys in losses for y in ys), *beside], here)
             keys[:] = [key for key in here if key not in known]
-            sums = [ops.sum(here[id(y)]) for y in ys]
-            return sum(sums[1:], sums[0]), [here[key] for key in keys]
+            sums = [[ops.sum(here[id(y)]) for y in ys] for ys in losses]
+            return [sum(one[1:], one[0]) for one in sums], [here[key] for key in keys]
 
-        computed, by_variable, by_x = differentiated(total, list(variables.values()), at)
-        found = dict(zip(keys, computed, strict=True))
-        by = dict(zip(variables, by_variable, strict=True)) | dict(zip(order, by_x, strict=True))
-        for node in nodes:
-            asked = node.operation.xs or node.operation.variables
-            found |= {id(t): by[id(x)] for t, x in zip(node.outputs, asked, strict=True)}
+        aux, by_variable, by_x = differentiated(totals, list(variables.values()), at)
+        found = dict(zip(keys, aux, strict=True))
+        for ys, ours, theirs in zip(losses, by_variable, by_x, strict=True):
+            by = dict(zip(variables, ours, strict=True)) | dict(zip(order, theirs, strict=True))
+            for operation, outputs in ((node.operation, node.outputs) for node in nodes):
+                if _key(operation) == tuple(map(id, ys)):
+                    asked = operation.xs or operation.variables
+                    found |= {id(t): by[id(x)] for t, x in zip(outputs, asked, strict=True)}
         return found
 
     def _zeros(self, tensors: Sequence[Any], known: Values) -> list[Any]:
@@ -145,6 +130,10 @@ class Computation:
         values[id(tensor)] = ops.stop_gradient(given) + (own - ops.stop_gradient(own))
 
 
+def _key(operation: Gradients) -> tuple[int, ...]:
+    return tuple(map(id, operation.ys))
+
+
 def computed(tensors: Sequence[Any]) -> list[Any]:
     """Tensors that need no feeding."""
     values: Values = {}
@@ -163,7 +152,7 @@ def through(operation: Gradients, fed: Collection[int]) -> list[Any]:
         for tensor in node.outputs:
             if id(tensor) in fed and node.input_tensors:
                 behind = needed(node.input_tensors)
-                variables = (v for n in (*behind, node) for v in variables_in(n.operation, n))
+                variables = (v for n in (*behind, node) for v in variables_in(n))
                 made = (t for n in behind for t in n.outputs)
                 if wanted & {id(each) for each in (*made, *node.input_tensors, *variables)}:
                     found.append(tensor)

@@ -186,7 +186,9 @@ def _targets(recipe: Recipe, outputs: Any) -> Any:
     if len(losses) == 1:
         losses *= len(flat)
     found = [
-        Spec(tuple(o.shape[:-1]), "int32") if _is_sparse(loss) else Spec(tuple(o.shape), o.dtype)
+        Spec(tuple(o.shape[:-1]), "int32")
+        if _is_sparse(loss)
+        else Spec(tuple(o.shape), keras.config.floatx())
         for o, loss in zip(flat, losses, strict=False)
     ]
     return tree.pack_sequence_as(outputs, found)

@@ -212,7 +212,7 @@ def control_dependencies(operations: Sequence[Any] | None) -> Iterator[None]:
     if operations is None:
         graph.blocks.current = None
     elif after:
-        graph.blocks.current = Block(after, nodes_from(graph.sources), outer)
+        graph.blocks.current = Block(after, set(nodes_from(graph.sources)), outer)
     try:
         yield
     finally:

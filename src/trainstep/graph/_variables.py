@@ -14,7 +14,7 @@ from trainstep.graph._evaluate import computed
 from trainstep.graph._graphs import Graph, get_default_graph
 from trainstep.graph._sources import Read, as_array, constant
 from trainstep.graph._tensors import Tensor, describe
-from trainstep.graph._walk import needed, operations_of, sources_of, variables_in
+from trainstep.graph._walk import needed, nodes_from, sources_of, variables_in
 
 
 class Variable(Tensor):
@@ -221,7 +221,7 @@ def trainable_variables() -> list[Any]:
 
 def _of_graph(graph: Graph) -> Iterator[Any]:
     own = [source.variable for source in graph.sources if isinstance(source, Variable)]
-    layers = [v for op in operations_of(graph.sources) for v in variables_in(op)]
+    layers = [v for node in nodes_from(graph.sources) for v in variables_in(node)]
     return iter({id(v): v for v in (*own, *layers)}.values())
 
 
@@ -229,7 +229,7 @@ def trainable_under(tensors: list[Any]) -> list[Any]:
     """The trainable variables that tensors depend on, in the order in which they are met."""
     found: dict[int, Any] = {}
     for node in needed(tensors):
-        for variable in variables_in(node.operation, node):
+        for variable in variables_in(node):
             if variable.trainable:
                 found[id(variable)] = variable
     return list(found.values())

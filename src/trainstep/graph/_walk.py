@@ -45,29 +45,23 @@ def sources_of(tensors: Iterable[Any], given: Collection[int] = ()) -> list[Any]
     return list({id(t): t for t in (*made, *loose)}.values())
 
 
-def nodes_from(sources: Iterable[Any]) -> set[Any]:
-    """All nodes that were made of sources, and theirs."""
-    found = {node for source in sources if (node := node_of(source))}
+def nodes_from(sources: Iterable[Any]) -> dict[Any, None]:
+    """All nodes that were made of sources, and theirs, in the order in which they are met."""
+    found = {node: None for source in sources if (node := node_of(source))}
     todo = list(found)
     while todo:
-        for after in todo.pop().operation._outbound_nodes:
+        for after in _takers(todo.pop()):
             if after not in found:
-                found.add(after)
+                found[after] = None
                 todo.append(after)
     return found
 
 
-def operations_of(sources: Iterable[Any]) -> list[Any]:
-    """The operations of those nodes, in the order in which they were met."""
-    found: dict[Any, None] = {}
-    todo = [node for source in sources if (node := node_of(source))]
-    todo.reverse()
-    while todo:
-        operation = todo.pop().operation
-        if operation not in found:
-            found[operation] = None
-            todo += reversed(operation._outbound_nodes)
-    return list(found)
+def _takers(node: Any) -> list[Any]:
+    """The nodes that take what a node makes; its operation may be in use elsewhere, too."""
+    made = {id(tensor) for tensor in node.outputs}
+    every = node.operation._outbound_nodes
+    return [each for each in every if made & {id(t) for t in each.input_tensors}]
 
 
 def downstream(nodes: Iterable[Any], of: Collection[Any]) -> set[Any]:
@@ -79,17 +73,13 @@ def downstream(nodes: Iterable[Any], of: Collection[Any]) -> set[Any]:
     return found
 
 
-def variables_in(operation: Any, node: Any = None) -> list[Any]:
-    """The Keras variables that an operation reads: its own, and those among its arguments."""
+def variables_in(node: Any) -> list[Any]:
+    """The Keras variables that a node reads: those of its operation, and among its arguments."""
+    operation = node.operation
     if isinstance(operation, Read):
         return [operation.variable]
-    nodes = operation._inbound_nodes if node is None else [node]
-    given = [
-        each
-        for each_node in nodes
-        for each in keras.tree.flatten([each_node.arguments.args, each_node.arguments.kwargs])
-        if isinstance(each, keras.Variable)
-    ]
+    arguments = keras.tree.flatten([node.arguments.args, node.arguments.kwargs])
+    given = [each for each in arguments if isinstance(each, keras.Variable)]
     own = operation.uses() if isinstance(operation, Made) else [operation]
     layers = [each for each in own if isinstance(each, keras.Layer)]
     weights = [v for layer in layers for v in layer.variables]
