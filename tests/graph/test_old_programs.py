@@ -6,8 +6,6 @@ Adam divides by the size of the gradient: 1e-5.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import keras
 import numpy as np
 from helpers import normal
@@ -114,7 +112,7 @@ def test_accuracy_and_a_step_counter_beside_the_training() -> None:
     weights = graph.Variable(np.zeros((FEATURES, CLASSES), "float32"), name="weights")
     global_step = graph.Variable(0, trainable=False, name="global_step")
     logits = x @ weights
-    right = ops.equal(ops.argmax(logits, axis=1), ops.cast(y, "int64"))
+    right = ops.equal(ops.argmax(logits, axis=1), y)
     graph.identity(ops.mean(ops.cast(right, "float32")), name="accuracy")
     loss = ops.mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
     (slope,) = graph.gradients(loss, [weights])
@@ -144,8 +142,8 @@ def test_a_convolution_by_hand() -> None:
     loss = ops.mean(ops.square(out - y))
     train = graph.train.minimize(keras.optimizers.SGD(0.2), loss)
     rows = normal(32, 8, 1)
-    answer: Callable[[np.ndarray], np.ndarray] = lambda r: np.convolve(r, wanted[::-1], "valid")
-    answers = np.stack([answer(row[:, 0]) for row in rows])[..., None]
+    filtered = [np.convolve(row[:, 0], wanted[::-1], "valid") for row in rows]
+    answers = np.stack(filtered)[..., None]
 
     with graph.Session():
         for _ in range(60):
