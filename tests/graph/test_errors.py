@@ -139,12 +139,6 @@ def test_a_feed_that_is_no_dict(program: Program) -> None:
     refused(lambda: program.session.run(program.fetches, [X, Y]), "feed_dict")
 
 
-def test_one_tensor_fed_under_two_keys(program: Program) -> None:
-    feed = {program.x: X, "rows": 2 * X, program.y: Y}
-
-    refused(lambda: program.session.run(program.fetches, feed), "rows")
-
-
 # Fetches
 
 
@@ -169,21 +163,22 @@ def test_what_belongs_to_another_graph(program: Program) -> None:
         more = theirs + 1.0
         v = graph.Variable(1.0, name="other_variable")
         step = v.assign_add(1.0)
-    session = program.session
+    run, feed = program.session.run, {program.x: X, program.y: Y}
 
-    refused(lambda: session.run([program.train, theirs]), "theirs", "graph")
-    refused(lambda: session.run([program.train, more], {theirs: 1.0}), "graph")
-    refused(lambda: session.run([program.train, v]), "graph")
-    refused(lambda: session.run([program.train, step]), "graph")
-    feed = {program.x: X, program.y: Y, theirs: 1.0}
-    refused(lambda: session.run(program.fetches, feed), "theirs", "graph")
+    refused(lambda: run([program.train, theirs], feed), "theirs", "graph")
+    refused(lambda: run([program.train, more], feed), "graph")
+    refused(lambda: run([program.train, v], feed), "graph")
+    refused(lambda: run([program.train, step], feed), "graph")
+    refused(lambda: run([program.train, "theirs"], feed), "theirs")
+    refused(lambda: run(program.fetches, feed | {theirs: 1.0}), "theirs", "graph")
     assert v.numpy() == 1.0
 
 
 def test_an_input_of_keras_belongs_to_no_graph(program: Program) -> None:
     theirs = keras.Input((2,), name="theirs")
 
-    refused(lambda: program.session.run([program.train, theirs * 2.0]), "theirs")
+    feed = {program.x: X, program.y: Y}
+    refused(lambda: program.session.run([program.train, theirs * 2.0], feed), "theirs")
 
 
 # Sessions
@@ -224,8 +219,10 @@ def test_a_variable_that_would_depend_on_a_placeholder(program: Program) -> None
 
 
 def test_values_that_do_not_fit_a_variable(program: Program) -> None:
-    refused(lambda: program.w.assign(np.ones((3, 3), "float32")), "[2,3]", "[3,3]")
-    refused(lambda: program.w.load(np.ones(4)), "[2,3]")
+    for call in (program.w.assign, program.w.load):
+        message = refused(lambda call=call: call(np.ones((3, 3), "float32")), "value")
+        assert "2,3" in message.replace(" ", "")  # the shape that it has
+        assert "3,3" in message.replace(" ", "")  # and the one that came
 
 
 def test_assigning_to_what_is_no_variable(program: Program) -> None:
@@ -233,7 +230,7 @@ def test_assigning_to_what_is_no_variable(program: Program) -> None:
 
 
 def test_gradients_of_what_is_no_tensor_and_by_what_is_none(program: Program) -> None:
-    refused(lambda: graph.gradients(3.0, [program.w]), "ys")
+    refused(lambda: graph.gradients(object, [program.w]), "ys")
     refused(lambda: graph.gradients(program.loss, [program.w, "weights?"]), "xs")
     refused(lambda: graph.gradients(program.loss, [program.train]), "xs")
 
