@@ -200,6 +200,22 @@ def test_statistics_stay_in_a_run_without_an_operation(session: graph.Session) -
         np.testing.assert_array_equal(old, new)
 
 
+def test_what_a_function_writes_stays_in_a_run_without_an_operation(
+    session: graph.Session,
+) -> None:
+    count = keras.Variable(0.0, trainable=False)
+
+    def counting(a: Any) -> Any:
+        count.assign_add(1.0)
+        return a + count
+
+    node = graph.call(counting, graph.constant(1.0))
+
+    assert session.run(node) == 2.0
+    assert session.run(node) == 2.0
+    assert host(count) == 0.0
+
+
 def test_a_training_operation_moves_statistics_once(session: graph.Session) -> None:
     x, norm, training, _ = normalizing()
     loss = ops.mean(ops.square(training))
