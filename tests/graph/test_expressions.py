@@ -138,6 +138,31 @@ def test_layers_and_models_give_what_keras_gives() -> None:
     np.testing.assert_allclose(values[1], host(model(dense(data))), **ROUNDING)
 
 
+def test_masks_reach_the_layers_behind() -> None:
+    embedding, recurrent = layers.Embedding(5, 3, mask_zero=True), layers.LSTM(2)
+    words = np.array([[1, 2, 0, 0], [3, 0, 0, 0]], "int32")
+    x = graph.placeholder("int32", [None, 4])
+
+    value = run(recurrent(embedding(x)), {x: words})
+
+    np.testing.assert_allclose(value, host(recurrent(embedding(words))), **ROUNDING)
+    unmasked = host(recurrent(embedding(words), mask=np.ones((2, 4), "bool")))
+    assert not np.allclose(value, unmasked, rtol=1e-3)
+
+
+def test_each_of_several_outputs_is_a_tensor() -> None:
+    recurrent, data = layers.LSTM(2, return_state=True), normal(2, 3, 2)
+    x = graph.placeholder("float32", [None, 3, 2])
+    outputs = recurrent(x)
+
+    values = run([outputs, outputs[2], ops.split(x, 3, axis=1)[1]], {x: data})
+
+    for mine, theirs in zip(values[0], recurrent(data), strict=True):
+        np.testing.assert_allclose(mine, host(theirs), **ROUNDING)
+    np.testing.assert_array_equal(values[1], values[0][2])
+    np.testing.assert_array_equal(values[2], data[:, 1:2])
+
+
 def test_losses_give_what_keras_gives() -> None:
     logits, labels = normal(4, 3), np.array([0, 2, 1, 2], "int32")
     x = graph.placeholder("float32", [None, 3])
