@@ -74,6 +74,14 @@ def test_a_placeholder_that_is_needed_and_not_fed(program: Program) -> None:
     refused(lambda: program.session.make_callable(program.loss, [program.x])(X), "labels")
 
 
+def test_a_callable_of_what_cannot_be_fed(program: Program) -> None:
+    make = program.session.make_callable
+
+    refused(lambda: make(program.loss, [program.x, "labelz"]), "labelz")
+    refused(lambda: make(program.loss, [program.x, 3]), "feed")
+    refused(lambda: make(program.logits, program.x), "feed_list")  # a list was meant
+
+
 @pytest.mark.parametrize(
     ("value", "named"),
     [

@@ -196,3 +196,12 @@ def test_a_callable_takes_the_values_in_order(session: graph.Session) -> None:
     with pytest.raises(TypeError):
         step(1.0)
     assert v.numpy() == 2.0
+
+
+def test_a_callable_takes_names_and_intermediates(session: graph.Session) -> None:
+    x = graph.placeholder("float32", [], name="x")
+    hidden = x * 2.0
+    graph.identity(hidden + 1.0, name="out")
+
+    assert session.make_callable("out:0", ["x:0"])(2.0) == 5.0
+    assert session.make_callable("out", [hidden])(2.0) == 3.0

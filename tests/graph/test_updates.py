@@ -160,6 +160,28 @@ def test_identity_inside_the_block_is_the_value_after(session: graph.Session) ->
     assert v.numpy() == 3.0
 
 
+def test_one_run_shows_a_variable_at_every_stage(session: graph.Session) -> None:
+    v = graph.Variable(1.0)
+    before = graph.identity(v)
+    with graph.control_dependencies([v.assign_add(1.0)]):
+        between = graph.identity(v)
+        with graph.control_dependencies([v.assign(v * 10.0)]):
+            after = graph.identity(v)
+
+    assert session.run([after, between, before, v]) == [20.0, 2.0, 1.0, 1.0]
+    assert v.numpy() == 20.0
+
+
+def test_the_loss_after_a_step_is_fetched_with_the_loss_before(session: graph.Session) -> None:
+    w = graph.Variable(4.0)
+    loss = w * w
+    train = graph.train.minimize(keras.optimizers.SGD(0.25), loss)
+    with graph.control_dependencies([train]):
+        after = graph.identity(w * w)
+
+    assert session.run([loss, after]) == [16.0, 4.0]
+
+
 def test_blocks_nest_and_end(session: graph.Session) -> None:
     v, log = graph.Variable(1.0), graph.Variable(0.0)
     with graph.control_dependencies([v.assign(v * 2.0)]):
