@@ -214,6 +214,22 @@ def test_the_variables_of_another_graph_are_not_listed() -> None:
     assert len(graph.trainable_variables()) == 1
 
 
+def test_what_follows_a_layer_elsewhere_is_not_listed() -> None:
+    """A layer of a model, or of another graph, brings its own weights and no one else's."""
+    first, second, third = layers.Dense(2), layers.Dense(2), layers.Dense(2)
+    keras.Sequential([keras.Input((2,)), first, second])
+    with graph.Graph().as_default():
+        third(first(graph.placeholder("float32", [None, 2])))
+        assert identities(graph.global_variables()) == identities(
+            [*first.variables, *third.variables]
+        )
+
+    first(graph.placeholder("float32", [None, 2]))
+
+    assert identities(graph.trainable_variables()) == identities(first.trainable_variables)
+    assert identities(graph.global_variables()) == identities(first.variables)
+
+
 def test_own_variables_come_in_the_order_in_which_they_were_made() -> None:
     made = [graph.Variable(float(i)) for i in range(4)]
 

@@ -130,6 +130,28 @@ def test_a_model_that_is_not_built_is_told_its_shapes() -> None:
     assert_trained_alike(mine, theirs, LINEAR)
 
 
+def test_targets_of_a_half_precision_model_keep_their_precision() -> None:
+    """Keras computes losses in float32; 70,000 is beyond float16."""
+    mine, theirs = trainer(half), trainer(half)
+    parts = graph.of(mine)
+    targets = np.full((8, 2), 70_000.0, "float32")
+
+    loss = graph.Session().run(parts.loss, {parts.x: X, parts.y: targets})
+
+    np.testing.assert_allclose(loss, theirs.test_on_batch(X, targets)["loss"], rtol=HALF)
+
+
+def test_gradients_of_a_scaled_loss_are_those_of_the_loss() -> None:
+    mine = trainer(half)
+    parts = graph.of(mine)
+    assert isinstance(mine.optimizer, keras.optimizers.LossScaleOptimizer)
+
+    found = graph.Session().run(parts.gradients, {parts.x: X, parts.y: Y})
+
+    wanted = mine.run("gradients", X, Y)
+    assert_same(found, [wanted[v.path] for v in parts.variables], rtol=HALF, atol=HALF)
+
+
 class OwnLoss(keras.Model):
     """Computes its own loss, from its inputs too."""
 

@@ -154,6 +154,41 @@ def test_the_gradients_of_several_updates_share_what_lies_before_them(
     assert witness.seen.ran == 1
 
 
+def test_two_losses_with_their_updates_are_each_computed_once(session: graph.Session) -> None:
+    """As in a GAN: what both are made from, and each of them, in one run."""
+    x = graph.placeholder("float32", [None])
+    a, b = graph.Variable(1.0), graph.Variable(2.0)
+    shared, of_a, of_b = Watched(), Watched(), Watched()
+    made = shared(a * b * x)
+    losses = [ops.mean(of_a(made)), ops.mean(of_b(ops.square(made)))]
+    updates = [
+        graph.train.minimize(keras.optimizers.SGD(0.125), loss, var_list=[v])
+        for loss, v in zip(losses, (a, b), strict=True)
+    ]
+    for witness in (shared, of_a, of_b):
+        witness.forget()
+
+    values, _ = session.run([losses, updates], {x: [1.0, 1.0]})
+
+    assert values == [2.0, 4.0]
+    assert (a.numpy(), b.numpy()) == (0.75, 1.5)
+    assert (of_a.seen.ran, of_b.seen.ran) == (1, 1)
+    assert shared.seen.ran == 1
+
+
+def test_a_loss_is_computed_once_for_gradients_by_variables_and_by_inputs(
+    session: graph.Session,
+) -> None:
+    p = Program()
+    (by_x,) = graph.gradients(p.loss, [p.x])
+
+    _, loss, slope = session.run([p.train, p.loss, by_x], {p.x: X, p.y: Y})
+
+    assert loss == 2.0
+    np.testing.assert_array_equal(slope, [[2.0, 4.0], [0.0, 0.0]])
+    assert p.counts("ran") == (1, 1, 1)
+
+
 def test_a_function_in_the_graph_is_computed_once_for_all_that_use_it(
     session: graph.Session,
 ) -> None:
@@ -259,6 +294,17 @@ def test_a_gradient_goes_through_the_mask_of_its_run(session: graph.Session) -> 
     mask, gradient = session.run([dropped, dw], {x: np.ones(32)})
 
     np.testing.assert_array_equal(mask, gradient)
+
+
+def test_the_gradients_of_two_losses_go_through_one_mask(session: graph.Session) -> None:
+    w = graph.Variable(np.ones(32, "float32"))
+    dropped = layers.Dropout(0.5, seed=3)(1.0 * w, training=True)
+    slopes = [graph.gradients(ops.sum(n * dropped), [w]) for n in (1.0, 3.0)]
+
+    mask, ((one,), (three,)) = session.run([dropped, slopes])
+
+    np.testing.assert_array_equal(one, mask)
+    np.testing.assert_array_equal(three, 3.0 * mask)
 
 
 def test_other_weights_stay_as_they_are(session: graph.Session) -> None:

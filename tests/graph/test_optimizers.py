@@ -197,6 +197,25 @@ def test_the_initializer_resets_variables_and_slots(session: graph.Session) -> N
     np.testing.assert_array_equal(w.numpy(), once)
 
 
+def test_the_initializer_resets_an_optimizer_of_several_operations(
+    session: graph.Session,
+) -> None:
+    a, b = graph.Variable([1.0, 2.0]), graph.Variable([[1.0], [2.0], [3.0]])
+    optimizer = keras.optimizers.Adam(0.1)
+    updates = [graph.train.minimize(optimizer, ops.sum(v * v), var_list=[v]) for v in (a, b)]
+    session.run(updates)
+    once = a.numpy().copy(), b.numpy().copy()
+    session.run(updates)
+
+    session.run(graph.global_variables_initializer())
+    for slot in optimizer.variables:
+        if slot is not optimizer.learning_rate:
+            np.testing.assert_array_equal(host(slot), np.zeros(slot.shape), err_msg=slot.path)
+
+    session.run(updates)
+    assert_same([a.numpy(), b.numpy()], once, rtol=ADAPTIVE, atol=ADAPTIVE)
+
+
 def test_the_initializer_leaves_values_alone_until_it_runs(session: graph.Session) -> None:
     w = graph.Variable(2.0)
     w.load(3.0)
