@@ -98,7 +98,7 @@ class Computation:
                 inside._go_on_behind(tensor, here)
             inside.add([*(y for ys in losses for y in ys), *beside], here)
             keys[:] = [key for key in here if key not in known]
-            sums = [[ops.sum(here[id(y)]) for y in ys] for ys in losses]
+            sums = [[_summed(here[id(y)]) for y in ys] for ys in losses]
             return [sum(one[1:], one[0]) for one in sums], [here[key] for key in keys]
 
         aux, by_variable, by_x = differentiated(totals, list(variables.values()), at)
@@ -128,6 +128,10 @@ class Computation:
         self._run(node, made)
         own = made[id(tensor)]
         values[id(tensor)] = ops.stop_gradient(given) + (own - ops.stop_gradient(own))
+
+
+def _summed(value: Any) -> Any:
+    return ops.sum(value) if len(value.shape) else value
 
 
 def _key(operation: Gradients) -> tuple[int, ...]:

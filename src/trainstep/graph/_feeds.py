@@ -12,6 +12,7 @@ from trainstep._errors import ArgumentError
 from trainstep._signature import array_text
 from trainstep.graph._graphs import Graph
 from trainstep.graph._tensors import describe
+from trainstep.graph._walk import sources_of
 
 _FUNCTION = "Session.run"
 
@@ -46,6 +47,18 @@ def tensor_of(graph: Graph, key: Any) -> Any:
         if isinstance(key, keras.Variable)
         else "feed what `graph.placeholder` returned",
     )
+
+
+def check_graph(graph: Graph, tensor: Any) -> None:
+    """Refuses to feed a tensor of another graph, where that would do nothing."""
+    if any(getattr(each, "graph", None) is not graph for each in sources_of([tensor])):
+        raise ArgumentError(
+            _FUNCTION,
+            "feed_dict",
+            "tensors of the session's own graph",
+            f"{describe(tensor)}, of another graph",
+            "make the session with `Session(graph=...)` for the graph that it was built in",
+        )
 
 
 def converter(tensor: Any) -> Callable[[Any], Any]:

@@ -30,7 +30,8 @@ class TrainerGraph:
         x: The placeholder of the inputs, or a structure of them.
         y: That of the targets; None if the loss takes none.
         sample_weight: That of the weights, if it was asked for.
-        outputs: The outputs of the model, called as in training.
+        outputs: The outputs of the model, called as in training: with dropout, if it has any.
+        predictions: The outputs of the model, called as for predicting.
         loss: The loss, with everything that layers and regularizers add.
         variables: The trainable variables.
         gradients: The gradients of the loss, in the order of the variables.
@@ -41,6 +42,7 @@ class TrainerGraph:
     y: Any
     sample_weight: Any
     outputs: Any
+    predictions: Any
     loss: Any
     variables: Sequence[Any]
     gradients: Sequence[Any]
@@ -107,8 +109,7 @@ def of(trainer: Trainer, x: Any = None, y: Any = None, sample_weight: Any = Fals
         )  # fmt: skip
     model, recipe = trainer.model, trainer._recipe
     inputs = _placeholders(_inputs(model) if x is None else x, "x")
-    training = {"training": True} if model._call_has_training_arg else {}
-    outputs = model(inputs, **training)
+    outputs = _called(model, inputs, training=True)
     targets = None
     if recipe.takes_targets:
         targets = _placeholders(_targets(recipe, outputs) if y is None else y, "y")
@@ -119,6 +120,10 @@ def of(trainer: Trainer, x: Any = None, y: Any = None, sample_weight: Any = Fals
     spec = keras.KerasTensor((), keras.config.floatx())
     (loss,) = _Loss(model, recipe).give((inputs, targets, outputs, weights), [spec], "loss")
     return _with_gradients(model, recipe, (inputs, targets, weights, outputs, loss))
+
+
+def _called(model: Any, inputs: Any, *, training: bool) -> Any:
+    return model(inputs, training=training) if model._call_has_training_arg else model(inputs)
 
 
 def _with_gradients(model: Any, recipe: Recipe, parts: tuple[Any, ...]) -> TrainerGraph:
@@ -137,7 +142,10 @@ def _with_gradients(model: Any, recipe: Recipe, parts: tuple[Any, ...]) -> Train
     pairs = zip(raw, variables, strict=True)
     train = apply_gradients(optimizer, pairs, "train", around=recipe.lent)
     x, y, weights, outputs, _ = parts
-    return TrainerGraph(x, y, weights, outputs, loss, variables, list(plain), train, apply)
+    predictions = _called(model, x, training=False)
+    return TrainerGraph(
+        x, y, weights, outputs, predictions, loss, variables, list(plain), train, apply
+    )
 
 
 def _as_scaled(optimizer: Any) -> Callable[..., Any]:

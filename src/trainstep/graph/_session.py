@@ -17,7 +17,7 @@ from trainstep._function import Function
 from trainstep._ledger import Events, merged
 from trainstep._state import current_scope
 from trainstep._structure import filled, leaves, structure
-from trainstep.graph._feeds import checks, converter, named, tensor_of
+from trainstep.graph._feeds import check_graph, checks, converter, named, tensor_of
 from trainstep.graph._graphs import Graph, get_default_graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._plan import Plan, resolved
@@ -121,6 +121,8 @@ class Session:
         """What runs a set of fetches, of the values to feed; a list of values."""
         if self._closed:
             raise _closed()
+        for tensor in feeds:
+            check_graph(self.graph, tensor)
         flat = [resolved(self.graph, each) for each in leaves(fetches)]
         if not flat:
             return lambda values: []
@@ -180,6 +182,8 @@ class Session:
 
     def __enter__(self) -> Session:
         _local.sessions.append(self)
+        self._default = self.graph.as_default()
+        self._default.__enter__()
         return self
 
     def __exit__(
@@ -189,6 +193,7 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         _local.sessions.remove(self)
+        self._default.__exit__(None, None, None)
         self.close()
 
 
@@ -234,6 +239,11 @@ def _closed() -> ArgumentError:
 
 def on_host(value: Any) -> Any:
     """A NumPy array, or a NumPy number."""
+    if hasattr(value, "numpy"):
+        try:
+            return value.numpy()[()]
+        except (TypeError, RuntimeError):  # on another device, or of a dtype that NumPy lacks
+            pass
     return ops.convert_to_numpy(value)[()]
 
 
