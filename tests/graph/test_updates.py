@@ -206,3 +206,38 @@ def test_a_moving_average_follows_the_trained_weight(session: graph.Session, aft
 
     assert w.numpy() == 2.0
     assert average.numpy() == (1.0 if after else 2.0)
+
+
+def test_a_plain_expression_in_the_block_runs_what_it_depends_on(session: graph.Session) -> None:
+    v = graph.Variable(1.0)
+    with graph.control_dependencies([v.assign_add(1.0)]):
+        ten = v * 10.0
+    outside = ten + v  # `v` here is of the state before
+
+    assert session.run(ten) == 20.0
+    assert v.numpy() == 2.0
+    assert session.run([ten, v, outside]) == [30.0, 2.0, 32.0]
+
+
+def test_what_is_written_in_a_block_is_computed_once(session: graph.Session) -> None:
+    v, log = graph.Variable(1.0), graph.Variable(0.0)
+    noise = graph.random_uniform([], seed=3)
+    with graph.control_dependencies([v.assign_add(1.0)]):
+        seen = v + noise
+        again, kept = v.assign(seen * 2.0), log.assign(seen)
+
+    _, _, value = session.run([again, kept, seen])
+
+    assert log.numpy() == value
+    assert v.numpy() == 2.0 * value
+
+
+def test_an_outer_block_does_not_wait_for_an_inner_one(session: graph.Session) -> None:
+    v = graph.Variable(1.0)
+    with graph.control_dependencies([v.assign_add(1.0)]):
+        early = v * 10.0
+        with graph.control_dependencies([v.assign_add(5.0)]):
+            late = v * 100.0
+
+    assert session.run([early, late]) == [20.0, 700.0]
+    assert session.run(early) == 80.0

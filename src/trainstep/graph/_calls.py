@@ -8,21 +8,14 @@ from typing import Any
 import keras
 
 from trainstep._errors import ArgumentError
-from trainstep.graph._graphs import get_default_graph
 from trainstep.graph._tensors import Made, Tensor
 from trainstep.graph._variables import as_tensor
 
 
 class Identity(Made):
-    """A tensor again, under a name; in a block, its value when that is reached."""
+    """A tensor again, under a name."""
 
     kind = "identity"
-
-    def __init__(self) -> None:
-        super().__init__()
-        graph = get_default_graph()
-        self.block = graph.blocks.current
-        self.index = graph.next_index()
 
     def call(self, x: Any) -> Any:
         return x

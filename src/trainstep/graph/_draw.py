@@ -12,11 +12,12 @@ import keras
 
 from trainstep._errors import ArgumentError
 from trainstep._structure import leaves
-from trainstep.graph._graphs import get_default_graph
+from trainstep.graph._graphs import Graph, get_default_graph
 from trainstep.graph._operations import Operation
-from trainstep.graph._plan import inputs_of, resolved, steps_of
+from trainstep.graph._plan import resolved
+from trainstep.graph._steps import steps_of
 from trainstep.graph._svg import picture
-from trainstep.graph._tensors import Made, label, node_of, sizes
+from trainstep.graph._tensors import Made, label, sizes
 from trainstep.graph._walk import needed
 
 
@@ -64,7 +65,7 @@ def draw(
     """
     graph = get_default_graph()
     flat = [resolved(graph, each) for each in leaves(fetches)]
-    boxes = _boxes(flat, [resolved(graph, each) for each in feed_list])
+    boxes = _boxes(graph, flat, [resolved(graph, each) for each in feed_list])
     if file is not None:
         path = Path(file)
         if path.suffix.lower() != ".svg":
@@ -75,12 +76,12 @@ def draw(
     return _text(boxes)
 
 
-def _boxes(fetches: Sequence[Any], fed: Sequence[Any]) -> list[Box]:
+def _boxes(graph: Graph, fetches: Sequence[Any], fed: Sequence[Any]) -> list[Box]:
     """Boxes, each after those that it takes values of."""
     given = {id(tensor) for tensor in fed}
-    steps = steps_of(fetches, given)
+    steps = steps_of(graph, fetches, given)
     wanted = [t for t in fetches if isinstance(t, keras.KerasTensor)]
-    wanted += [t for step in steps for t in inputs_of(step)]
+    wanted += [t for step in steps for t in step.inputs]
     by_tensor: dict[int, Box] = {}
     for tensor in wanted:
         if id(tensor) in given:
@@ -104,19 +105,14 @@ def _boxes(fetches: Sequence[Any], fed: Sequence[Any]) -> list[Box]:
             box.inputs = _distinct(by_tensor[id(t)] for t in step.inputs)
             found.append(box)
         else:
-            box = by_tensor[id(step._inbound_nodes[0].outputs[0])]
-        before = [*(step.block.after if step.block else ()), *getattr(step, "parts", ())]
-        box.after = [done[_index(each)] for each in before if _index(each) in done]
-        done[step.index] = box
+            box = by_tensor[id(step.inputs[0])]
+        before = [*(step.block.after if step.block else ()), *step.parts]
+        box.after = [done[id(each)] for each in before if id(each) in done]
+        done[id(step)] = box
     for each in fetches:
-        box = by_tensor[id(each)] if isinstance(each, keras.KerasTensor) else done[each.index]
+        box = by_tensor[id(each)] if isinstance(each, keras.KerasTensor) else done[id(each)]
         box.is_fetched = True
     return found
-
-
-def _index(step: Any) -> int:
-    operation = step if isinstance(step, Operation) else node_of(step).operation
-    return int(operation.index)
 
 
 def _of_node(node: Any) -> Box:

@@ -163,8 +163,8 @@ def through(operation: Gradients, fed: Collection[int]) -> list[Any]:
     return found
 
 
-def is_new_in(block: Any, node: Any) -> bool:
-    """Whether a node is computed in a block; gradients are where their tensors are."""
-    if node is not None and isinstance(node.operation, Gradients):
-        return any(is_new_in(block, node_of(y)) for y in node.operation.ys)
-    return node is not None and bool(block.is_new(node))
+def is_new(node: Any, known: Collection[Any]) -> bool:
+    """Whether a node was not known; gradients are where the tensors are that they are of."""
+    if isinstance(node.operation, Gradients):
+        return any(is_new(made, known) for y in node.operation.ys if (made := node_of(y)))
+    return node not in known

@@ -22,19 +22,13 @@ class Block:
 
     Args:
         after: The operations that come first.
-        known: The nodes that were there before: what they compute is of the state before all
-            updates. What is written in the block is computed after those operations.
         outer: The block around it.
+        begin: The number of its beginning among operations.
     """
 
-    def __init__(self, after: Sequence[Any], known: set[Any], outer: Block | None) -> None:
-        self.outer = outer
+    def __init__(self, after: Sequence[Any], outer: Block | None, begin: int) -> None:
         self.after: list[Any] = [*(outer.after if outer else ()), *after]
-        self._known: set[Any] = known if outer is None else outer._known
-
-    def is_new(self, node: Any) -> bool:
-        """Whether a node was written in the block."""
-        return node not in self._known
+        self.begin = begin
 
 
 class Graph:
@@ -53,6 +47,7 @@ class Graph:
         self.optimizers: list[tuple[Any, list[Any]]] = []  # with the variables that they update
         self.reads: dict[int, Any] = {}  # tensors of Keras variables that others made
         self.blocks = _Blocks()
+        self.placed: dict[Any, Block] = {}  # the nodes that were written in blocks
         self._names: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._count = 0

@@ -11,7 +11,7 @@ from keras import ops
 
 from trainstep._errors import ArgumentError
 from trainstep._optimizer import innermost
-from trainstep.graph._calls import Identity
+from trainstep.graph._evaluate import is_new
 from trainstep.graph._graphs import Block, Graph, get_default_graph
 from trainstep.graph._tensors import describe
 from trainstep.graph._variables import Variable, as_tensor, global_variables, variable_of
@@ -179,14 +179,7 @@ def _operations(given: Sequence[Any], function: str, argument: str) -> list[Any]
             f"a {type(wrong).__name__}",
             "pass what `assign`, `train.minimize` and the like return",
         )
-    return [each for each in flat if isinstance(each, Operation) or is_gate(each)]
-
-
-def is_gate(tensor: Any) -> bool:
-    """Whether a tensor is an `identity` in a block, whose value depends on when it is read."""
-    history = getattr(tensor, "_keras_history", None)
-    operation = None if history is None else history.operation
-    return isinstance(operation, Identity) and operation.block is not None
+    return list(flat)
 
 
 @contextlib.contextmanager
@@ -209,14 +202,20 @@ def control_dependencies(operations: Sequence[Any] | None) -> Iterator[None]:
     graph = get_default_graph()
     outer = graph.blocks.current
     after = _operations(operations or (), "graph.control_dependencies", "operations")
+    known = set(nodes_from(graph.sources))
     if operations is None:
         graph.blocks.current = None
     elif after:
-        graph.blocks.current = Block(after, set(nodes_from(graph.sources)), outer)
+        graph.blocks.current = Block(after, outer, graph.next_index())
+    block = graph.blocks.current
     try:
         yield
     finally:
         graph.blocks.current = outer
+        if block is not None and block is not outer:
+            for node in nodes_from(graph.sources):
+                if node.input_tensors and is_new(node, known):
+                    graph.placed.setdefault(node, block)
 
 
 class _Initialize(Operation):

@@ -15,9 +15,10 @@ from keras import ops
 
 from trainstep import _state
 from trainstep._errors import ArgumentError
-from trainstep.graph._evaluate import Computation, Gradients, Values, is_new_in, through
+from trainstep.graph._evaluate import Computation, Gradients, Values, through
 from trainstep.graph._graphs import Graph
-from trainstep.graph._operations import Operation, is_gate
+from trainstep.graph._operations import Operation
+from trainstep.graph._steps import steps_of
 from trainstep.graph._tensors import Made, describe, label, node_of
 from trainstep.graph._variables import read
 from trainstep.graph._walk import needed, nodes_from, sources_of
@@ -41,8 +42,9 @@ class Plan:
         self.fetches = list(fetches)
         self.tensors = [each for each in fetches if isinstance(each, keras.KerasTensor)]
         given = {id(tensor) for tensor in fed}
-        self.steps = steps_of(fetches, given)
-        wanted = [*self.tensors, *(t for step in self.steps for t in inputs_of(step))]
+        self._placed = graph.placed
+        self.steps = steps_of(graph, fetches, given)
+        wanted = [*self.tensors, *(t for step in self.steps for t in step.inputs)]
         wanted += [
             tensor
             for node in needed(wanted, given)
@@ -83,22 +85,27 @@ class Plan:
             _shield(self._early, before)
         blocks: dict[Any, Values] = {}
         for step in self.steps:
-            values = before
+            here = before
             if step.block is not None:
-                if step.block not in blocks:
-                    blocks[step.block] = self._without_reads(before, fed)
-                values = blocks[step.block]
-            inputs = inputs_of(step)
-            here = dict(values)
-            computation.add(inputs, here)
-            found = [here[id(tensor)] for tensor in inputs]
+                own = blocks.setdefault(step.block, {})
+                here = {**self._without_reads(before, fed), **own}
+            computation.add(step.inputs, here)
+            found = [here[id(tensor)] for tensor in step.inputs]
+            if step.block is not None:
+                own.update(self._written_in(step, here))
             if isinstance(step, Operation):
                 step.perform(found)
             else:
-                (output,) = step._inbound_nodes[0].outputs
-                before[id(output)] = found[0]
+                before.update(zip(map(id, step.inputs), found, strict=True))
+                _shield(step.inputs, before)
         computation.add([t for t in self.tensors if id(t) in self._late], before)
         return [ops.convert_to_tensor(before[id(tensor)]) for tensor in self.tensors]
+
+    def _written_in(self, step: Any, values: Values) -> Values:
+        """The values of what was written in the block of a step: each is computed once."""
+        nodes = needed(step.inputs, self._given)
+        own = [t for n in nodes if self._placed.get(n) is step.block for t in n.outputs]
+        return {id(t): values[id(t)] for t in own if id(t) in values}
 
     def _without_reads(self, values: Values, fed: Collection[int]) -> Values:
         """Values in which variables are missing, so that they are read again."""
@@ -111,34 +118,33 @@ class Plan:
         return {key: value for key, value in values.items() if key not in reads}
 
     def _found_late(self, wanted: Sequence[Any]) -> set[int]:
-        """The tensors that depend on a variable being read in a block."""
+        """The tensors that were written in blocks, and what is made of them."""
         late: set[int] = set()
         for node in needed(wanted, self._given):
-            if any(is_gate(t) or id(t) in late for t in (*node.outputs, *node.input_tensors)):
+            if node in self._placed or any(id(t) in late for t in node.input_tensors):
                 late |= {id(t) for t in node.outputs}
         return late
 
     def _found_early(self) -> list[Any]:
         """The tensors that are computed first, of the state before all updates."""
         found = {id(t): t for t in self.tensors if id(t) not in self._late}
-        seen: set[tuple[int, int]] = set()
-        todo = [(t, step.block) for step in self.steps for t in inputs_of(step)]
+        seen: set[tuple[int, bool]] = set()
+        todo = [(t, step.block is not None) for step in self.steps for t in step.inputs]
         while todo:
-            tensor, block = todo.pop()
+            tensor, in_block = todo.pop()
             node = node_of(tensor)
-            if id(tensor) in self._given or node is None or (id(tensor), id(block)) in seen:
+            if id(tensor) in self._given or node is None or (id(tensor), in_block) in seen:
                 continue
-            seen.add((id(tensor), id(block)))
-            is_new = block is not None and is_new_in(block, node)
-            if id(tensor) in self._late or is_new:
-                todo += [(each, block) for each in node.input_tensors]
-            elif block is None or not getattr(node.operation, "is_read_late", False):
+            seen.add((id(tensor), in_block))
+            if id(tensor) in self._late:
+                todo += [(each, in_block) for each in node.input_tensors]
+            elif not (in_block and getattr(node.operation, "is_read_late", False)):
                 found[id(tensor)] = tensor
         return list(found.values())
 
     def uses(self) -> list[Any]:
         """What runs code of the user's: layers, functions, optimizers."""
-        tensors = [*self.tensors, *(t for step in self.steps for t in inputs_of(step))]
+        tensors = [*self.tensors, *(t for step in self.steps for t in step.inputs)]
         found: list[Any] = []
         for node in needed(tensors, self._given):
             own = node.operation
@@ -152,33 +158,6 @@ def _shield(tensors: Sequence[Any], values: Values) -> None:
     for tensor in tensors:
         if around is not None and not getattr(node_of(tensor).operation, "is_fresh", False):
             values[id(tensor)] = around.shielded(values[id(tensor)])
-
-
-def inputs_of(step: Any) -> list[Any]:
-    """The tensors that an operation, or a read between operations, takes."""
-    inputs: list[Any] = (
-        step.inputs if isinstance(step, Operation) else step._inbound_nodes[0].input_tensors
-    )
-    return inputs
-
-
-def steps_of(fetches: Sequence[Any], given: Collection[int]) -> list[Any]:
-    """The operations of a run, and the reads between them, in the order in which they were made."""
-    found: dict[int, Any] = {}
-    todo = list(fetches)
-    while todo:
-        each = todo.pop()
-        if isinstance(each, keras.KerasTensor):
-            nodes = needed([each], given)
-            todo += [n.operation for n in nodes if any(map(is_gate, n.outputs))]
-            continue
-        if each.index in found:
-            continue
-        found[each.index] = each
-        todo += inputs_of(each)
-        todo += [] if each.block is None else each.block.after
-        todo += each.parts if isinstance(each, Operation) else []
-    return [found[index] for index in sorted(found)]
 
 
 def _parameters(tensors: Sequence[Any]) -> list[inspect.Parameter]:

@@ -14,7 +14,7 @@ import keras
 from keras.src.ops.node import Node
 
 from trainstep._signature import array_text
-from trainstep.graph._graphs import Block, Graph, get_default_graph
+from trainstep.graph._graphs import Graph, get_default_graph
 
 if TYPE_CHECKING:
     from trainstep.graph._session import Session
@@ -70,12 +70,9 @@ class Made(keras.Operation):  # type: ignore[misc]
 
     Attributes:
         kind: What it is called in a drawing.
-        block: The block that it was written in, if its value depends on when it is computed.
     """
 
     kind = "node"
-    block: Block | None = None
-    index = 0
     is_read_late = False  # whether its value is not to be kept from before an update
     is_fed = False
     is_fresh = False  # whether its results share no memory with what it takes
