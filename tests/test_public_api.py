@@ -135,8 +135,22 @@ def test_every_public_name_is_documented(name: str) -> None:
                 assert inspect.getdoc(value), f"{name}.{member}"
 
 
-def test_importing_is_light_and_silent() -> None:
-    assert probe("trainstep") == CLEAN
+def test_the_names_of_the_graph_are_exact_sorted_and_documented() -> None:
+    graph = ts.graph
+    public = [n for n in vars(graph) if not n.startswith("_")]
+
+    assert sorted(graph.__all__) == graph.__all__ == sorted(public)
+    for name in graph.__all__:
+        thing = getattr(graph, name)
+        assert inspect.getdoc(thing), name
+        for member, value in vars(thing).items() if inspect.isclass(thing) else ():
+            if not member.startswith("_") and inspect.isfunction(value):
+                assert inspect.getdoc(value), f"{name}.{member}"
+
+
+@pytest.mark.parametrize("module", ["trainstep", "trainstep.graph"])
+def test_importing_is_light_and_silent(module: str) -> None:
+    assert probe(module) == CLEAN
 
 
 def test_the_check_of_the_import_can_fail(tmp_path: Path) -> None:

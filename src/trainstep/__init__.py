@@ -5,11 +5,13 @@ that needs them. A script may so be watched (`trainstep doctor`) that uses no Ke
 its engine itself.
 """
 
+import importlib as _importlib
 import typing as _typing
 
 from trainstep._version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
+    from trainstep import graph as graph
     from trainstep._doctor import doctor as doctor
     from trainstep._public import *  # noqa: F403
 else:
@@ -18,6 +20,8 @@ else:
     __all__ = list(_NAMES)
 
     def __getattr__(name: str) -> _typing.Any:
+        if name == "graph":
+            return _importlib.import_module("trainstep.graph")
         if name not in __all__:
             raise AttributeError(f"module 'trainstep' has no attribute {name!r}")
         if name == "doctor":

@@ -112,3 +112,16 @@ def test_no_example_imports_an_engine(path: Path) -> None:
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
 
     assert not {name.split(".")[0] for name in names} & {"jax", "tensorflow", "torch"}
+
+
+def test_the_graph_trains_and_draws_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accuracy, longest = load("session").main(tmp_path / "step.svg")
+
+    assert accuracy > 0.94
+    assert longest > 0.5  # so that something was clipped
+    printed = capsys.readouterr().out
+    assert "sets weights, bias" in printed
+    assert "run(train, loss, " in printed
+    assert (tmp_path / "step.svg").read_text().startswith("<svg")

@@ -90,7 +90,7 @@ def global_norm(tensors: Sequence[Any], name: str | None = None) -> Any:
         >>> float(graph.Session().run(norm))
         5.0
     """
-    return _of(_norm, name, _present(tensors, "graph.global_norm"))
+    return _of(_global_norm, name, _present(tensors, "graph.global_norm"))
 
 
 def clip_by_global_norm(
@@ -109,7 +109,7 @@ def clip_by_global_norm(
         ([0.6, 0.8], 5.0)
     """
     present = _present(tensors, "graph.clip_by_global_norm")
-    clipped, norm = _of(_clipped, name, present, clip_norm)
+    clipped, norm = _of(_clip_by_global_norm, name, present, clip_norm)
     left = iter(clipped)
     return [None if tensor is None else next(left) for tensor in tensors], norm
 
@@ -124,7 +124,7 @@ def clip_by_norm(tensor: Any, clip_norm: Any, name: str | None = None) -> Any:
         [0.6, 0.8]
     """
     tensor = as_tensor(tensor, "graph.clip_by_norm", "tensor")
-    return _of(_by_norm, name, tensor, clip_norm)
+    return _of(_clip_by_norm, name, tensor, clip_norm)
 
 
 def clip_by_value(
@@ -154,13 +154,13 @@ def _of(fn: Callable[..., Any], name: str | None, *args: Any) -> Any:
     return called(fn, args, name, is_fresh=True)
 
 
-def _norm(tensors: Any) -> Any:
+def _global_norm(tensors: Any) -> Any:
     return _grad.global_norm(list(tensors))
 
 
-def _clipped(tensors: Any, limit: Any) -> Any:
+def _clip_by_global_norm(tensors: Any, limit: Any) -> Any:
     return _grad.clip_by_global_norm(list(tensors), limit), _grad.global_norm(list(tensors))
 
 
-def _by_norm(tensor: Any, limit: Any) -> Any:
+def _clip_by_norm(tensor: Any, limit: Any) -> Any:
     return _grad.clip_by_global_norm([tensor], limit)[0]
