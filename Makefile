@@ -11,17 +11,26 @@ QUIET := TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0
 # The tests compute with small arrays, on which torch's threads would only wait for each other.
 TESTING := $(QUIET) OMP_NUM_THREADS=1
 
-.PHONY: demo test test-jax test-tensorflow test-torch bench docs lint format clean
+.PHONY: demo test test-jax test-tensorflow test-torch bench docs lint format clean \
+  steps-jax steps-tensorflow steps-torch doctor-jax doctor-tensorflow doctor-torch
 
 demo: $(VENV)/base.done
 	$(QUIET) KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/digits.py
 
-# One process per engine, as many at a time as there are processors.
+# One process per engine and part, as many at a time as there are processors, the longest first.
+ENGINES := jax torch tensorflow
 test: $(VENV)/all.done
-	@$(MAKE) --no-print-directory -j$(JOBS) test-jax test-torch test-tensorflow
+	@$(MAKE) --no-print-directory -j$(JOBS) $(ENGINES:%=steps-%) $(ENGINES:%=doctor-%)
 
+PYTEST = $(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)
 test-jax test-tensorflow test-torch: test-%: $(VENV)/all.done
-	@$(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS) 2>&1 | sed -u 's/^/$*: /'
+	@$(PYTEST) 2>&1 | sed -u 's/^/$*: /'
+
+$(ENGINES:%=steps-%): steps-%: $(VENV)/all.done
+	@$(PYTEST) --ignore tests/doctor 2>&1 | sed -u 's/^/$*: /'
+
+$(ENGINES:%=doctor-%): doctor-%: $(VENV)/all.done
+	@$(PYTEST) tests/doctor 2>&1 | sed -u 's/^/$*, doctor: /'
 
 bench: $(VENV)/all.done
 	$(QUIET) $(BIN)/python -m benchmarks.compare $(ARGS)
