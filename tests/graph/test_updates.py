@@ -241,3 +241,15 @@ def test_an_outer_block_does_not_wait_for_an_inner_one(session: graph.Session) -
 
     assert session.run([early, late]) == [20.0, 700.0]
     assert session.run(early) == 80.0
+
+
+def test_gradients_in_a_block_are_of_the_state_after(session: graph.Session) -> None:
+    w = graph.Variable(1.0)
+    with graph.control_dependencies([w.assign(3.0)]):
+        square = w * w
+        (slope,) = graph.gradients(square, [w])
+    (outside,) = graph.gradients(square, [w])
+
+    assert session.run([square, slope]) == [9.0, 6.0]
+    w.load(1.0)
+    assert session.run([square, outside, w]) == [9.0, 6.0, 1.0]

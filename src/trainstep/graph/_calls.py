@@ -41,6 +41,7 @@ class Call(Made):
     """A Python function of tensors."""
 
     kind = "call"
+    is_opaque = True
 
     def __init__(self, fn: Callable[..., Any], *, is_fresh: bool) -> None:
         super().__init__()

@@ -76,7 +76,8 @@ class Computation:
         # What depends on no gradient is part of the one forward pass.
         after = downstream(nodes, set(outer))
         beside = [tensor for node in nodes if node not in after for tensor in node.outputs]
-        values.update(self._gradients(outer, dict(values), beside))
+        found = self._gradients(outer, dict(values), beside)
+        values.update({key: value for key, value in found.items() if key not in values})
 
     def _gradients(self, nodes: Sequence[Any], known: Values, beside: Sequence[Any]) -> Values:
         """The gradients that some nodes stand for, and what else was computed on the way."""
@@ -87,6 +88,7 @@ class Computation:
         shifted = [x for x in xs.values() if id(x) not in known]
         order = [*(key for key in xs if key in known), *map(id, shifted)]
         at = [known[key] for key in xs if key in known] + self._zeros(shifted, known)
+        known = self._without_path(known, losses, {*variables, *xs})
         keys: list[int] = []
 
         def totals(tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -110,6 +112,14 @@ class Computation:
                     asked = operation.xs or operation.variables
                     found |= {id(t): by[id(x)] for t, x in zip(outputs, asked, strict=True)}
         return found
+
+    def _without_path(self, known: Values, losses: Any, wanted: set[int]) -> Values:
+        """What is known, but for what lies between losses and what they are differentiated by."""
+        nodes = needed((y for ys in losses for y in ys), self.fed)
+        roots = {n for n in nodes if wanted & {id(x) for x in (*n.outputs, *variables_in(n))}}
+        roots |= {n for n in nodes if getattr(n.operation, "is_opaque", False)}
+        path = {id(t) for node in downstream(nodes, roots) for t in node.outputs}
+        return {key: value for key, value in known.items() if key in self.fed or key not in path}
 
     def _zeros(self, tensors: Sequence[Any], known: Values) -> list[Any]:
         """Zeros in the shapes of tensors, which are computed for it, and forgotten."""

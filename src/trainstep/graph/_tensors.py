@@ -75,6 +75,7 @@ class Made(keras.Operation):  # type: ignore[misc]
     kind = "node"
     is_read_late = False  # whether its value is not to be kept from before an update
     is_fed = False
+    is_opaque = False  # whether it may read variables that nobody knows of
     is_fresh = False  # whether its results share no memory with what it takes
 
     def uses(self) -> list[Any]:
