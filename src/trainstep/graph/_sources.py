@@ -114,14 +114,24 @@ def as_array(value: Any, dtype: str | None = None) -> Any:
 class _Random(Made):
     kind = "random"
 
-    def __init__(self, draw: Callable[..., Any], seed: Any) -> None:
+    def __init__(self, draw: Callable[..., Any], args: Sequence[Any], seed: Any) -> None:
         super().__init__()
-        self._draw = draw
+        self._draw, self._args = draw, args
         own = isinstance(seed, keras.random.SeedGenerator)
         self._seed = seed if own else keras.random.SeedGenerator(seed)
 
     def call(self) -> Any:
-        return self._draw(seed=self._seed)
+        return self._draw(*self._args, seed=self._seed)
+
+
+def _drawn(
+    draw: Callable[..., Any], args: Sequence[Any], dtype: Any, seed: Any, name: str | None
+) -> Tensor:
+    dtype = keras.config.floatx() if dtype is None else _dtype(dtype)
+    shape, *limits = args
+    spec = keras.KerasTensor(tuple(shape), dtype)
+    (made,) = _Random(draw, [spec.shape, *limits, dtype], seed).give((), [spec], name)
+    return made  # type: ignore[no-any-return]
 
 
 def random_normal(  # noqa: PLR0917  # as in TensorFlow 1
@@ -140,13 +150,7 @@ def random_normal(  # noqa: PLR0917  # as in TensorFlow 1
         >>> bool((session.run(noise) == session.run(noise)).all())
         False
     """
-    dtype = keras.config.floatx() if dtype is None else _dtype(dtype)
-
-    def draw(seed: Any) -> Any:
-        return keras.random.normal(tuple(shape), mean, stddev, dtype, seed)
-
-    (made,) = _Random(draw, seed).give((), [keras.KerasTensor(tuple(shape), dtype)], name)
-    return made  # type: ignore[no-any-return]
+    return _drawn(keras.random.normal, (shape, mean, stddev), dtype, seed, name)
 
 
 def random_uniform(  # noqa: PLR0917  # as in TensorFlow 1
@@ -165,10 +169,4 @@ def random_uniform(  # noqa: PLR0917  # as in TensorFlow 1
         >>> bool((value >= 2).all() and (value < 4).all())
         True
     """
-    dtype = keras.config.floatx() if dtype is None else _dtype(dtype)
-
-    def draw(seed: Any) -> Any:
-        return keras.random.uniform(tuple(shape), minval, maxval, dtype, seed)
-
-    (made,) = _Random(draw, seed).give((), [keras.KerasTensor(tuple(shape), dtype)], name)
-    return made  # type: ignore[no-any-return]
+    return _drawn(keras.random.uniform, (shape, minval, maxval), dtype, seed, name)
