@@ -46,7 +46,8 @@ class Session:
     def __init__(self, graph: Graph | None = None) -> None:
         self.graph = get_default_graph() if graph is None else graph
         self._functions: dict[Any, tuple[Plan, Function[..., Any]]] = {}
-        self._known: dict[Any, Callable[[Any], Any]] = {}
+        # By the ids of fetches and feeds, which are kept with it.
+        self._known: dict[Any, tuple[Callable[[Any], list[Any]], list[Any], list[Any]]] = {}
         self._lock = threading.RLock()
         self._closed = False
 
@@ -66,12 +67,12 @@ class Session:
         feeds = {} if feed_dict is None else named(self.graph, feed_dict)
         flat = leaves(fetches)
         key = (tuple(map(_identity, flat)), tuple(map(id, feeds)))
-        call = self._known.get(key)
-        if call is None:
-            call = self._call(fetches, list(feeds))
+        known = self._known.get(key)
+        if known is None:
+            known = self._call(fetches, list(feeds)), flat, list(feeds)
             with self._lock:
-                self._known[key] = call
-        values = call(tuple(feeds.values()))
+                self._known[key] = known
+        values = known[0](tuple(feeds.values()))
         return filled(fetches, iter(values))
 
     def make_callable(
