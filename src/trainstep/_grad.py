@@ -182,7 +182,8 @@ def clip_by_global_norm(gradients: Any, limit: Any) -> Any:
     """
     norm = global_norm(gradients)
     limit = ops.cast(limit, norm.dtype)
-    scale = ops.where(norm > limit, limit / norm, ops.ones_like(norm))
+    # What is not a number makes all of them so, and goes nowhere unseen.
+    scale = ops.where(norm <= limit, ops.ones_like(norm), limit / norm)
     clipped = iter([ops.cast(ops.cast(g, scale.dtype) * scale, g.dtype) for g in leaves(gradients)])
     return filled(gradients, clipped)
 

@@ -93,7 +93,21 @@ def called(
             "none",
             "wrap a value in `graph.constant`, or a variable in `graph.read`",
         )
-    spec = operation.compute_output_spec(*args)
+    try:
+        spec = operation.compute_output_spec(*args)
+    except Exception as error:
+        raise ArgumentError(
+            "graph.call",
+            "fn",
+            "a function that can be run on tensors without values",
+            f"{operation.kind}, which raised {type(error).__name__}: {_first_line(error)}",
+            "choose between tensors with `keras.ops.where` or `keras.ops.cond`, not with `if`; "
+            "sizes of axes that were declared as None are not known before a run",
+        ) from error
     flat = keras.tree.flatten(spec)
     made = operation.give(args, flat, name)
     return keras.tree.pack_sequence_as(spec, made)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

@@ -58,10 +58,11 @@ def draw(
 
     Example:
         >>> from trainstep import graph
-        >>> x = graph.placeholder("float32", [None, 3], name="features")
-        >>> print(graph.draw(x[:, :2]))
-        features  placeholder  float32[?,3]                fed
-        get_item  get_item     float32[?,2]  <- features   fetched
+        >>> with graph.Graph().as_default():
+        ...     x = graph.placeholder("float32", [None, 3], name="x")
+        ...     print(graph.draw(graph.identity(x, name="copy")))
+        x     placeholder  float32[?,3]        fed
+        copy  identity     float32[?,3]  <- x  fetched
     """
     graph = get_default_graph()
     flat = [resolved(graph, each) for each in leaves(fetches)]

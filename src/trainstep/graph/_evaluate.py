@@ -7,15 +7,17 @@ are one forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import keras
 from keras import ops
 
+from trainstep._errors import ArgumentError
 from trainstep._grad import differentiated
 from trainstep._state import discarded
-from trainstep.graph._tensors import Made, node_of
+from trainstep.graph._tensors import Made, label, node_of
 from trainstep.graph._walk import downstream, needed, variables_in
 
 Values = dict[int, Any]  # by the id of a tensor
@@ -49,8 +51,17 @@ class Computation:
         shifts: What is added to tensors, by their ids, to differentiate by them.
     """
 
-    def __init__(self, fed: Collection[int] = (), shifts: Values | None = None) -> None:
-        self.fed, self._shifts = fed, shifts or {}
+    def __init__(
+        self,
+        fed: Collection[int] = (),
+        shifts: Values | None = None,
+        past: Mapping[int, Any] = MappingProxyType({}),
+    ) -> None:
+        self.fed, self._shifts, self._past = fed, shifts or {}, past
+
+    def after(self, tensors: Sequence[Any]) -> Computation:
+        """A computation after an update, when some tensors have been computed already."""
+        return Computation(self.fed, self._shifts, {id(tensor): tensor for tensor in tensors})
 
     def add(self, tensors: Iterable[Any], values: Values) -> None:
         """Adds the values of tensors, and of what they need, to those that are known."""
@@ -95,7 +106,7 @@ class Computation:
             given = dict(zip(order, tensors, strict=True))
             shifts = {id(x): given.pop(id(x)) for x in shifted}
             here = {**known, **given}
-            inside = Computation(self.fed, {**self._shifts, **shifts})
+            inside = Computation(self.fed, {**self._shifts, **shifts}, self._past)
             for tensor in behind:
                 inside._go_on_behind(tensor, here)
             inside.add([*(y for ys in losses for y in ys), *beside], here)
@@ -119,6 +130,16 @@ class Computation:
         roots = {n for n in nodes if wanted & {id(x) for x in (*n.outputs, *variables_in(n))}}
         roots |= {n for n in nodes if getattr(n.operation, "is_opaque", False)}
         path = {id(t) for node in downstream(nodes, roots) for t in node.outputs}
+        past = [tensor for key, tensor in self._past.items() if key in path - set(self.fed)]
+        past = [tensor for tensor in past if node_of(tensor).input_tensors]
+        if past:
+            raise ArgumentError(
+                "graph.gradients",
+                "ys",
+                "a tensor that is written inside `control_dependencies` as a whole, or outside",
+                f"one of `{label(past[0])}`, which is computed before the updates",
+                "write all of the loss inside the block, or all of it outside",
+            )
         return {key: value for key, value in known.items() if key in self.fed or key not in path}
 
     def _zeros(self, tensors: Sequence[Any], known: Values) -> list[Any]:
@@ -137,7 +158,7 @@ class Computation:
         made = {key: value for key, value in values.items() if key != id(tensor)}
         self._run(node, made)
         own = made[id(tensor)]
-        values[id(tensor)] = ops.stop_gradient(given) + (own - ops.stop_gradient(own))
+        values[id(tensor)] = given + (own - ops.stop_gradient(own))
 
 
 def _summed(value: Any) -> Any:
@@ -164,7 +185,7 @@ def through(operation: Gradients, fed: Collection[int]) -> list[Any]:
     found = []
     for node in needed(operation.ys) if fed else ():
         for tensor in node.outputs:
-            if id(tensor) in fed and node.input_tensors:
+            if id(tensor) in fed and (node.input_tensors or variables_in(node)):
                 behind = needed(node.input_tensors)
                 variables = (v for n in (*behind, node) for v in variables_in(n))
                 made = (t for n in behind for t in n.outputs)

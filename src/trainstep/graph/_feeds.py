@@ -12,6 +12,7 @@ from trainstep._errors import ArgumentError
 from trainstep._signature import array_text
 from trainstep.graph._graphs import Graph
 from trainstep.graph._tensors import describe
+from trainstep.graph._variables import Variable
 from trainstep.graph._walk import sources_of
 
 _FUNCTION = "Session.run"
@@ -33,7 +34,8 @@ def named(graph: Graph, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
 def tensor_of(graph: Graph, key: Any) -> Any:
     """The tensor that is to be fed."""
     found = graph.find(key) if isinstance(key, str) else key
-    if isinstance(found, keras.KerasTensor):
+    is_weight = isinstance(found, Variable) and found.initial is None  # read by its layer
+    if isinstance(found, keras.KerasTensor) and not is_weight:
         return found
     if isinstance(key, str) and found is None:
         raise graph.unknown(key, "feed_dict")
@@ -44,7 +46,7 @@ def tensor_of(graph: Graph, key: Any) -> Any:
         "placeholders, other tensors of the graph, or their names as keys",
         what,
         "set a variable with `load` or an `assign`"
-        if isinstance(key, keras.Variable)
+        if isinstance(found, (keras.Variable, Variable))
         else "feed what `graph.placeholder` returned",
     )
 
@@ -67,7 +69,7 @@ def converter(tensor: Any) -> Callable[[Any], Any]:
     exact = np.dtype(wanted) if wanted != "bfloat16" else None
 
     def fit(value: Any) -> Any:
-        if type(value) is np.ndarray and value.dtype == exact:
+        if type(value) is np.ndarray and value.dtype == exact and wanted != "float64":
             return value
         dtype = getattr(value, "dtype", None)
         if dtype is not None and not isinstance(value, (np.ndarray, np.generic)):
@@ -94,16 +96,18 @@ def _converted(tensor: Any, value: Any, wanted: str) -> Any:
         shape = array_text(tuple(array.shape), array.dtype.name)
         raise _wrong(tensor, f"{shape}, whose numbers do not fit")
     came, array = array, array.astype(target)
-    if came.dtype.kind in "iu" and target.kind in "iu" and (came != array).any():
+    if came.dtype.kind in "iu" and target.kind in "iub" and (came != array).any():
         shape = array_text(tuple(came.shape), came.dtype.name)
         raise _wrong(tensor, f"{shape} with numbers that {wanted} has no room for")
-    return keras.ops.convert_to_tensor(array, wanted) if wanted == "bfloat16" else array
+    # As NumPy's, they would become Keras's float type.
+    as_tensor = wanted in ("bfloat16", "float64")
+    return keras.ops.convert_to_tensor(array, wanted) if as_tensor else array
 
 
 def _casts(came: Any, target: Any) -> bool:
     if came.name == "bfloat16":
         return target.kind in "fc"
-    if came.kind == "i" and target.kind == "u":  # Python's numbers are signed
+    if came.kind in "iu" and target.kind in "ub":  # Python's numbers are signed; 0 and 1 are bools
         return True
     return bool(np.can_cast(came, target, "same_kind"))
 

@@ -42,8 +42,10 @@ def gradients(ys: Any, xs: Any, name: str | None = None) -> list[Any]:
         raise ArgumentError(
             "graph.gradients", missing, "at least one", "none", "name what to differentiate"
         )
+    for y in tensors:
+        _check_float(y, "ys")
     for x in wanted:
-        _check_float(x)
+        _check_float(x, "xs")
     by_variable = {id(x): _variable(x) for x in wanted if _variable(x) is not None}
     loose = [x for x in wanted if id(x) not in by_variable]
     found: dict[int, Any] = {}
@@ -62,11 +64,11 @@ def _variable(x: Any) -> Any:
     return x.variable if isinstance(x, Variable) else x if isinstance(x, keras.Variable) else None
 
 
-def _check_float(x: Any) -> None:
+def _check_float(x: Any, argument: str) -> None:
     if not isinstance(x, (keras.KerasTensor, keras.Variable)):
         raise ArgumentError(
             "graph.gradients",
-            "xs",
+            argument,
             "variables or tensors of the graph",
             f"a {type(x).__name__}",
             "differentiate by a `graph.Variable`, a weight of a layer or a placeholder",
@@ -74,7 +76,7 @@ def _check_float(x: Any) -> None:
     if "float" not in str(x.dtype):
         raise ArgumentError(
             "graph.gradients",
-            "xs",
+            argument,
             "tensors of a float type",
             describe(x),
             "differentiate by floats; cast integers after",

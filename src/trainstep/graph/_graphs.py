@@ -44,10 +44,11 @@ class Graph:
 
     def __init__(self) -> None:
         self.sources: list[Any] = []
-        self.optimizers: list[tuple[Any, list[Any]]] = []  # with the variables that they update
+        self.optimizers: list[Any] = []
         self.reads: dict[int, Any] = {}  # tensors of Keras variables that others made
         self.blocks = _Blocks()
-        self.placed: dict[Any, Block] = {}  # the nodes that were written in blocks
+        # The block that a node was written in; None if it was shielded from the blocks around it.
+        self.placed: dict[Any, Block | None] = {}
         self._names: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._count = 0
@@ -60,7 +61,7 @@ class Graph:
         try:
             yield self
         finally:
-            stack.remove(self)
+            stack.pop()
 
     def add(self, named: Any, name: str | None, kind: str) -> str:
         """Enters a tensor or an operation under a name of its own, which is returned."""

@@ -112,7 +112,7 @@ def of(trainer: Trainer, x: Any = None, y: Any = None, sample_weight: Any = Fals
     outputs = _called(model, inputs, training=True)
     targets = None
     if recipe.takes_targets:
-        targets = _placeholders(_targets(recipe, outputs) if y is None else y, "y")
+        targets = _placeholders(_targets(model, recipe, outputs) if y is None else y, "y")
     weights = None
     if sample_weight is not False:
         spec = Spec((None,)) if sample_weight is True else sample_weight
@@ -187,21 +187,33 @@ def _inputs(model: Any) -> Any:
     return found
 
 
-def _targets(recipe: Recipe, outputs: Any) -> Any:
+def _targets(model: Any, recipe: Recipe, outputs: Any) -> Any:
     """What the targets look like: the outputs, or class numbers."""
-    losses = tree.flatten(recipe.loss)
-    flat = tree.flatten(outputs)
-    if len(losses) == 1:
-        losses *= len(flat)
+    flat, loss = tree.flatten(outputs), recipe.loss
+    if isinstance(loss, dict):
+        names = list(outputs) if isinstance(outputs, dict) else getattr(model, "output_names", [])
+        losses = [
+            loss.get(name) for name in (sorted(names) if isinstance(outputs, dict) else names)
+        ]
+    else:
+        losses = list(loss) if isinstance(loss, (list, tuple)) else [loss] * len(flat)
+    if len(losses) != len(flat) or any(each is None for each in losses):
+        raise ArgumentError(
+            "graph.of",
+            "y",
+            f"what the targets of {len(flat)} outputs look like, not all of which have a loss",
+            "None",
+            "pass a structure of `ts.Spec`s as `y=`, as `train_on_batch` takes the targets",
+        )
     found = [
         Spec(tuple(o.shape[:-1]), "int32")
-        if _is_sparse(loss)
+        if _is_sparse(each)
         else Spec(tuple(o.shape), keras.config.floatx())
-        for o, loss in zip(flat, losses, strict=False)
+        for o, each in zip(flat, losses, strict=True)
     ]
     return tree.pack_sequence_as(outputs, found)
 
 
 def _is_sparse(loss: Any) -> bool:
-    name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
-    return "sparse" in str(name)
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    return "sparse" in str(name).lower()

@@ -80,7 +80,15 @@ class _Assign(Operation):
 def _assignment(kind: str, ref: Any, value: Any, name: str | None) -> Operation:
     function = f"graph.{kind}"
     variable = variable_of(ref, function, "ref")
-    value = as_tensor(value, function, "value")
+    value = as_tensor(value, function, "value", str(variable.dtype))
+    if "float" in str(value.dtype) and "float" not in str(variable.dtype):
+        raise ArgumentError(
+            function,
+            "value",
+            f"numbers of the kind of the variable, {variable.dtype}",
+            describe(value),
+            "round and cast it with `keras.ops.cast`",
+        )
     sizes = zip(value.shape, variable.shape, strict=False)
     fits = len(value.shape) == len(variable.shape) and all(a in (b, None) for a, b in sizes)
     if not fits and not (kind != "assign" and not value.shape):  # a number is added everywhere
@@ -183,7 +191,7 @@ def _operations(given: Sequence[Any], function: str, argument: str) -> list[Any]
 
 
 @contextlib.contextmanager
-def control_dependencies(operations: Sequence[Any] | None) -> Iterator[None]:
+def control_dependencies(operations: Any) -> Iterator[None]:
     """What is written inside runs after these operations, and sees what they did.
 
     Args:
@@ -201,7 +209,8 @@ def control_dependencies(operations: Sequence[Any] | None) -> Iterator[None]:
     """
     graph = get_default_graph()
     outer = graph.blocks.current
-    after = _operations(operations or (), "graph.control_dependencies", "operations")
+    given = [operations] if isinstance(operations, (Operation, keras.KerasTensor)) else operations
+    after = _operations(given or (), "graph.control_dependencies", "operations")
     known = set(nodes_from(graph.sources))
     if operations is None:
         graph.blocks.current = None
@@ -212,7 +221,7 @@ def control_dependencies(operations: Sequence[Any] | None) -> Iterator[None]:
         yield
     finally:
         graph.blocks.current = outer
-        if block is not None and block is not outer:
+        if block is not outer:
             for node in nodes_from(graph.sources):
                 if node.input_tensors and is_new(node, known):
                     graph.placed.setdefault(node, block)
@@ -227,26 +236,29 @@ class _Initialize(Operation):
         others = {id(v): v for v in global_variables()}
         for each in own:
             others.pop(id(each.variable), None)
-        pairs = [(v, ops.convert_to_numpy(v.value)) for v in others.values()]
-        for optimizer, variables in graph.optimizers:
-            pairs += _beginning(optimizer, variables)
-        self._constants = [(v, value) for v, value in pairs if id(v) not in map(id, own)]
-        writes = [each.variable for each in own] + [v for v, _ in self._constants]
+        pairs = [(v, v.value) for v in others.values()]
+        pairs += [pair for optimizer in graph.optimizers for pair in _beginning(optimizer)]
+        # In variables, and not in the program: they may be large.
+        self._kept = [
+            keras.Variable(ops.convert_to_numpy(value), dtype=v.dtype, trainable=False)
+            for v, value in pairs
+        ]
+        writes = [*(each.variable for each in own), *(v for v, _ in pairs)]
         super().__init__(name, [as_tensor(each.initial, "", "") for each in own], writes)
 
     def perform(self, values: list[Any]) -> None:
-        fixed = [value for _, value in self._constants]
-        for variable, value in zip(self.writes, [*values, *fixed], strict=True):
+        kept = [variable.value for variable in self._kept]
+        for variable, value in zip(self.writes, [*values, *kept], strict=True):
             variable.assign(ops.cast(value, variable.dtype))
 
 
-def _beginning(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The variables of an optimizer, each with the value that it began with."""
+def _beginning(optimizer: Any) -> list[tuple[Any, Any]]:
+    """The variables of an optimizer but its learning rate, with the values that they began with."""
     inner = innermost(optimizer)
     other = type(inner).from_config(inner.get_config())
     other.build(inner._trainable_variables)
-    pairs = zip(inner.variables, other.variables, strict=False)
-    return [(mine, ops.convert_to_numpy(its.value)) for mine, its in pairs]
+    pairs = zip(inner.variables, other.variables, strict=True)
+    return [(mine, its.value) for mine, its in pairs if mine is not inner._learning_rate]
 
 
 def global_variables_initializer(name: str | None = None) -> Operation:

@@ -66,7 +66,7 @@ class Plan:
 
     def __call__(self, *values: Any) -> list[Any]:
         """Runs inside a step: the values of the tensors that are fetched."""
-        if self.steps:
+        if self.steps or _state.recording() is None:  # in a trace of somebody else's
             return self._run(values)
         branch, found = _state.apart(lambda: self._run(values))
         scope = _state.current_scope()
@@ -84,6 +84,7 @@ class Plan:
         if self.steps:
             _shield(self._early, before)
         blocks: dict[Any, Values] = {}
+        computation = computation.after(self._early)
         for step in self.steps:
             here = before
             if step.block is not None:
@@ -121,7 +122,7 @@ class Plan:
         """The tensors that were written in blocks, and what is made of them."""
         late: set[int] = set()
         for node in needed(wanted, self._given):
-            if node in self._placed or any(id(t) in late for t in node.input_tensors):
+            if self._placed.get(node) is not None or any(id(t) in late for t in node.input_tensors):
                 late |= {id(t) for t in node.outputs}
         return late
 

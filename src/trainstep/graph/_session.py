@@ -193,7 +193,7 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _local.sessions.remove(self)
+        _local.sessions.pop()
         self._default.__exit__(None, None, None)
         self.close()
 

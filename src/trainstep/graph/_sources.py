@@ -108,7 +108,13 @@ def as_array(value: Any, dtype: str | None = None) -> Any:
         dtype = "int32" if plain and value.dtype.kind == "i" else None
     if dtype is None and getattr(value, "dtype", None) == np.float64:
         dtype = keras.config.floatx()
-    return ops.convert_to_numpy(ops.convert_to_tensor(value, dtype))
+    array = ops.convert_to_numpy(ops.convert_to_tensor(value, dtype))
+    came = np.asarray(ops.convert_to_numpy(value) if hasattr(value, "dtype") else value)
+    if came.dtype.kind in "iu" and array.dtype.kind in "iu" and (came != array).any():
+        raise ArgumentError(
+            "graph", "value", f"numbers that {array.dtype} has room for", repr(value), "use floats"
+        )
+    return array
 
 
 class _Random(Made):

@@ -60,7 +60,9 @@ class Variable(Tensor):
         trainable = trainable and "float" in str(array.dtype)
         variable = keras.Variable(array, dtype=str(array.dtype), trainable=trainable, name=name)
         self._begin(variable, name)
-        self.initial = value if isinstance(value, keras.KerasTensor) else array
+        # One that is made of other variables is what it was when they had their first values.
+        anew = isinstance(value, keras.KerasTensor) and not trainable_under([value], every=True)
+        self.initial = value if anew else array
 
     @classmethod
     def of(cls, variable: Any) -> Variable:
@@ -161,15 +163,17 @@ def read(variable: Any) -> Variable:
     return Variable.of(variable) if known is None else known
 
 
-def as_tensor(value: Any, function: str, argument: str) -> Any:
-    """A symbolic tensor of a tensor, a variable or a value."""
+def as_tensor(value: Any, function: str, argument: str, dtype: str | None = None) -> Any:
+    """A symbolic tensor of a tensor, a variable or a value, which gets the dtype."""
     if isinstance(value, keras.KerasTensor):
         return value
     if isinstance(value, keras.Variable):
         return read(value)
     try:
-        return constant(value)
-    except (TypeError, ValueError) as error:
+        return constant(value, dtype)
+    except ArgumentError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(
             function,
             argument,
@@ -225,11 +229,11 @@ def _of_graph(graph: Graph) -> Iterator[Any]:
     return iter({id(v): v for v in (*own, *layers)}.values())
 
 
-def trainable_under(tensors: list[Any]) -> list[Any]:
-    """The trainable variables that tensors depend on, in the order in which they are met."""
+def trainable_under(tensors: list[Any], *, every: bool = False) -> list[Any]:
+    """The trainable variables that tensors depend on, or all, in the order of their use."""
     found: dict[int, Any] = {}
     for node in needed(tensors):
         for variable in variables_in(node):
-            if variable.trainable:
+            if variable.trainable or every:
                 found[id(variable)] = variable
     return list(found.values())

@@ -32,7 +32,7 @@ class _Apply(Operation):
         self.optimizer, self._around = optimizer, around
         self.variables = [variable for _, variable in pairs]
         super().__init__(name, [gradient for gradient, _ in pairs], self.variables)
-        self.graph.optimizers.append((optimizer, self.variables))
+        self.graph.optimizers.append(optimizer)
 
     def perform(self, values: list[Any]) -> None:
         with self._around():
@@ -99,7 +99,8 @@ def compute_gradients(
             "var_list",
             "variables to train",
             f"none, and {describe(loss)} depends on no trainable one",
-            "make the loss of trainable variables, or name them",
+            "make the loss of trainable variables, or name them: those inside a `graph.call` are "
+            "not seen",
         )
     build(optimizer, variables)
     scaled = innermost(optimizer) is not optimizer or getattr(optimizer, "loss_scale_factor", None)
