@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import layers, ops
 
 import trainstep as ts
 from trainstep import graph
@@ -176,3 +176,28 @@ def test_zeros_and_ones_are_bools(session: graph.Session) -> None:
     assert session.run(flags, {flags: [1, 0]}).tolist() == [True, False]
     with pytest.raises(ts.ArgumentError, match="flags"):
         session.run(flags, {flags: [2, 0]})
+
+
+def test_branches_and_loops_are_functions_of_their_tensors(session: graph.Session) -> None:
+    x = graph.placeholder("float32", [None])
+    chosen = graph.call(lambda t: ops.cond(ops.sum(t) > 3.0, lambda: t * 2.0, lambda: t - 1.0), x)
+    grown = graph.call(
+        lambda t: ops.while_loop(lambda v: ops.sum(v) < 100.0, lambda v: (v * 2.0,), (t,))[0], x
+    )
+
+    assert session.run(chosen, {x: [1.0, 1.0]}).tolist() == [0.0, 0.0]
+    assert session.run(chosen, {x: [5.0, 1.0]}).tolist() == [10.0, 2.0]
+    assert session.run(grown, {x: [1.0, 1.0]}).tolist() == [64.0, 64.0]
+
+
+def test_branches_that_take_tensors_from_around_them_are_refused(
+    session: graph.Session, backend: str
+) -> None:
+    x = graph.placeholder("float32", [None])
+    y = x * 1.0
+
+    with pytest.raises((ts.ArgumentError, ValueError)) as refused:  # by Keras, where it can tell
+        session.run(ops.cond(ops.sum(x) > 3.0, lambda: y * 2.0, lambda: y), {x: [1.0]})
+
+    if backend == "tensorflow":
+        assert "graph.call" in str(refused.value)

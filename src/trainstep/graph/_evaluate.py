@@ -74,7 +74,12 @@ class Computation:
 
     def _run(self, node: Any, values: Values) -> None:
         args, kwargs = node.arguments.fill_in(values)
-        outputs = keras.tree.flatten(node.operation(*args, **kwargs))
+        try:
+            outputs = keras.tree.flatten(node.operation(*args, **kwargs))
+        except (TypeError, ValueError) as error:
+            if _takes_functions(node):
+                raise _closes_over(node) from error
+            raise
         for tensor, value in zip(node.outputs, outputs, strict=True):
             shift = self._shifts.get(id(tensor))
             values[id(tensor)] = value if shift is None else value + shift
@@ -159,6 +164,22 @@ class Computation:
         self._run(node, made)
         own = made[id(tensor)]
         values[id(tensor)] = given + (own - ops.stop_gradient(own))
+
+
+def _takes_functions(node: Any) -> bool:
+    return any(map(callable, (*node.arguments.args, *node.arguments.kwargs.values())))
+
+
+def _closes_over(node: Any) -> ArgumentError:
+    name = keras.src.utils.naming.to_snake_case(type(node.operation).__name__)
+    return ArgumentError(
+        f"keras.ops.{name}",
+        "functions",
+        "functions that take all tensors as arguments",
+        "functions that take tensors of the graph from around them, perhaps",
+        f"write a function of these tensors that calls `keras.ops.{name}`, and make it a node "
+        "with `graph.call(function, *tensors)`",
+    )
 
 
 def _summed(value: Any) -> Any:
