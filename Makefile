@@ -17,10 +17,12 @@ TESTING := $(QUIET) OMP_NUM_THREADS=1
 demo: $(VENV)/base.done
 	$(QUIET) KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/digits.py
 
-# One process per engine and part, as many at a time as there are processors, the longest first.
+# One process per engine and part, as many at a time as there are processors, in an order that
+# keeps two of them busy.
 ENGINES := jax torch tensorflow
 test: $(VENV)/all.done
-	@$(MAKE) --no-print-directory -j$(JOBS) $(ENGINES:%=steps-%) $(ENGINES:%=doctor-%)
+	@$(MAKE) --no-print-directory -j$(JOBS) steps-jax steps-torch doctor-tensorflow \
+	  steps-tensorflow doctor-torch doctor-jax
 
 PYTEST = $(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)
 test-jax test-tensorflow test-torch: test-%: $(VENV)/all.done
