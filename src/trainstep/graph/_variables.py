@@ -61,7 +61,7 @@ class Variable(Tensor):
         variable = keras.Variable(array, dtype=str(array.dtype), trainable=trainable, name=name)
         self._begin(variable, name)
         # One that is made of other variables is what it was when they had their first values.
-        anew = isinstance(value, keras.KerasTensor) and not trainable_under([value], every=True)
+        anew = isinstance(value, keras.KerasTensor) and not variables_under([value])
         self.initial = value if anew else array
 
     @classmethod
@@ -229,11 +229,7 @@ def _of_graph(graph: Graph) -> Iterator[Any]:
     return iter({id(v): v for v in (*own, *layers)}.values())
 
 
-def trainable_under(tensors: list[Any], *, every: bool = False) -> list[Any]:
-    """The trainable variables that tensors depend on, or all, in the order of their use."""
-    found: dict[int, Any] = {}
-    for node in needed(tensors):
-        for variable in variables_in(node):
-            if variable.trainable or every:
-                found[id(variable)] = variable
-    return list(found.values())
+def variables_under(tensors: list[Any]) -> list[Any]:
+    """The variables that tensors depend on, in the order of their use."""
+    found = [variable for node in needed(tensors) for variable in variables_in(node)]
+    return list({id(variable): variable for variable in found}.values())

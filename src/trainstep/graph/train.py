@@ -14,7 +14,7 @@ from trainstep._optimizer import innermost, make_known
 from trainstep.graph._gradients import gradients
 from trainstep.graph._operations import Operation
 from trainstep.graph._tensors import describe
-from trainstep.graph._variables import as_tensor, trainable_under, variable_of
+from trainstep.graph._variables import as_tensor, variable_of, variables_under
 
 __all__ = ["apply_gradients", "compute_gradients", "minimize"]
 
@@ -90,7 +90,7 @@ def compute_gradients(
     optimizer = _optimizer(optimizer, function)
     loss = as_tensor(loss, function, "loss")
     if var_list is None:
-        variables = trainable_under([loss])
+        variables = [v for v in variables_under([loss]) if v.trainable]
     else:
         variables = [variable_of(each, function, "var_list") for each in var_list]
     if not variables:
