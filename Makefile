@@ -12,7 +12,8 @@ QUIET := TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0
 TESTING := $(QUIET) OMP_NUM_THREADS=1
 
 .PHONY: demo test test-jax test-tensorflow test-torch bench docs lint format clean \
-  steps-jax steps-tensorflow steps-torch doctor-jax doctor-tensorflow doctor-torch
+  steps-jax steps-tensorflow steps-torch doctor-jax doctor-tensorflow doctor-torch \
+  devices-jax
 
 demo: $(VENV)/base.done
 	$(QUIET) KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/digits.py
@@ -22,17 +23,22 @@ demo: $(VENV)/base.done
 ENGINES := jax torch tensorflow
 test: $(VENV)/all.done
 	@$(MAKE) --no-print-directory -j$(JOBS) steps-jax steps-torch doctor-tensorflow \
-	  steps-tensorflow doctor-torch doctor-jax
+	  steps-tensorflow doctor-torch doctor-jax devices-jax
 
 PYTEST = $(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)
+test-jax: devices-jax
 test-jax test-tensorflow test-torch: test-%: $(VENV)/all.done
 	@$(PYTEST) 2>&1 | sed -u 's/^/$*: /'
 
 $(ENGINES:%=steps-%): steps-%: $(VENV)/all.done
-	@$(PYTEST) --ignore tests/doctor 2>&1 | sed -u 's/^/$*: /'
+	@$(PYTEST) --ignore tests/doctor --ignore tests/distribution 2>&1 | sed -u 's/^/$*: /'
 
 $(ENGINES:%=doctor-%): doctor-%: $(VENV)/all.done
 	@$(PYTEST) tests/doctor 2>&1 | sed -u 's/^/$*, doctor: /'
+
+# In a process of its own: how many devices there are is fixed when JAX starts.
+devices-jax: devices-%: $(VENV)/all.done
+	@TRAINSTEP_DEVICES=4 $(PYTEST) tests/distribution 2>&1 | sed -u 's/^/$*, devices: /'
 
 bench: $(VENV)/all.done
 	$(QUIET) $(BIN)/python -m benchmarks.compare $(ARGS)

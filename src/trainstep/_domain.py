@@ -54,6 +54,14 @@ def domain_of(variables: Iterable[Any]) -> Domain:
     return target
 
 
+def renew(variables: Iterable[Any]) -> None:
+    """Gives variables another domain: programs that touch them look again whether they fit."""
+    with _merging:
+        for root in {d.root() for v in variables if (d := _lookup(v)) is not None}:
+            with root.lock:
+                root.parent = Domain()
+
+
 @contextlib.contextmanager
 def locked(variable: Any) -> Iterator[None]:
     """Keeps programs from touching a variable for a while."""

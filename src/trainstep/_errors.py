@@ -9,7 +9,8 @@
     ├── StateError           a variable written where its value cannot leave
     ├── SideEffectError      Python in a step that would run while tracing and never again
     ├── StaleCaptureError    a value that a step took from around it has changed since
-    └── NonFiniteError       a loss or gradients that are not finite; nothing was changed
+    ├── NonFiniteError       a loss or gradients that are not finite; nothing was changed
+    └── StrategyError        a step cannot be spread as was asked
     SizesWarning             sizes that vary cost a program each, and why
     SideEffectWarning        what a SideEffectError says, and the step goes on
     StaleCaptureWarning      what a StaleCaptureError says, and the step goes on
@@ -149,6 +150,20 @@ class NonFiniteError(TrainstepError):
         )
         self.function = function
         self.skipped = skipped
+
+
+class StrategyError(TrainstepError):
+    """A step cannot be spread over devices or processes as was asked."""
+
+
+def spreads_on_jax_only(engine: str) -> StrategyError:
+    """A strategy of several devices on an engine that has none yet."""
+    return StrategyError(
+        f"on {engine}, a step runs on one device.\n"
+        "  expected: the JAX backend, for a strategy of several devices\n"
+        f"  came:     {engine}\n"
+        "  to fix:   set KERAS_BACKEND=jax, or use `trainstep.Single()`"
+    )
 
 
 class SideEffectWarning(UserWarning):

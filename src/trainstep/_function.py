@@ -13,7 +13,8 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from trainstep import _engines
 from trainstep._bound import BoundFunction
@@ -22,12 +23,16 @@ from trainstep._declared import check_largest, filled_with_zeros
 from trainstep._engines import Engine, Options
 from trainstep._errors import SizesWarning
 from trainstep._hit import hit
+from trainstep._layouts import layout_of
 from trainstep._policies import OPTIMIZE, Policies, check_choice
 from trainstep._policies import policies as checked_policies
 from trainstep._program import MISS, Program
 from trainstep._shapes import Shapes, policy
 from trainstep._state import current_scope
 from trainstep._verify import TOLERANCE, Verification, compared, probed
+
+if TYPE_CHECKING:
+    from trainstep._strategy import Strategy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,6 +68,15 @@ class Function(Generic[P, R]):
             inner = inner.func
         self.__name__: str = name or str(getattr(inner, "__name__", type(inner).__name__))
         self._fn, self._signature, self._dynamic = fn, signature, dynamic
+        self._other = {
+            "max_traces": max_traces,
+            "name": name,
+            "shapes": shapes,
+            "inlined": inlined,
+            "check": check,
+            "batches": batches,
+            "uses": uses,
+        }
         self._options = options or Options()
         self._policies = policies or Policies()
         self._engine = engine or _engines.current()
@@ -126,6 +140,20 @@ class Function(Generic[P, R]):
             return call(args, {}) if result is MISS else result
 
         return run
+
+    def laid_out(self, layout: Any) -> Function[P, R]:
+        """The same function with another layout, traced anew; itself if it has that one."""
+        if layout is self._options.layout:
+            return self
+        return Function(
+            self._fn,
+            signature=self._signature,
+            dynamic=self._dynamic,
+            options=replace(self._options, layout=layout),
+            policies=self._policies,
+            engine=self._engine,
+            **self._other,  # type: ignore[arg-type]
+        )
 
     @property
     def trace_count(self) -> int:
@@ -250,6 +278,7 @@ def function(
     side_effects: str = "warn",
     captures: str = "retrace",
     nan_policy: str | None = None,
+    strategy: Strategy | None = None,
     engine: Engine | None = None,
 ) -> Function[P, R]: ...
 @overload
@@ -266,6 +295,7 @@ def function(
     side_effects: str = "warn",
     captures: str = "retrace",
     nan_policy: str | None = None,
+    strategy: Strategy | None = None,
     engine: Engine | None = None,
 ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 def function(
@@ -281,6 +311,7 @@ def function(
     side_effects: str = "warn",
     captures: str = "retrace",
     nan_policy: str | None = None,
+    strategy: Strategy | None = None,
     engine: Engine | None = None,
 ) -> Any:
     """Compiles a step: a Python function that reads and writes Keras variables.
@@ -291,31 +322,29 @@ def function(
 
     Args:
         fn: The function. Without it, a decorator is returned.
-        signature: One `Spec`, structure of `Spec`s, or None (anything) per parameter. A call
-            that does not fit raises an `ArgumentError` before anything runs.
+        signature: One `Spec`, structure of `Spec`s, or None (anything) per parameter. A call that
+            does not fit raises an `ArgumentError` before anything runs.
         max_traces: The call that would need one more raises a `RetraceLimitError`.
-        name: What the ledger and messages call the function.
-        shapes: What sizes that vary cost: a `Shapes`, or the name of its policy. By default
-            the first size is compiled as it is, and from the second on one trace and a few
-            programs serve all sizes, with the numbers of the exact shapes.
-        dynamic: Which axes vary besides the first of the arrays that are as long as the first
-            one: an axis or axes by parameter, or a dict of them for arrays inside it. `None` in
-            a `signature` says the same.
-        donate: Whether the step may reuse the memory of the variables that it writes, where
-            the engine can (JAX). Turn it off if other threads read `v.value` outside any
-            `function` while this one runs.
+        name: What the ledger calls it.
+        shapes: What sizes that vary cost: a `Shapes`, or the name of its policy. By default the
+            first size is compiled as it is, and from the second on one trace and a few programs
+            serve all sizes, with the numbers of the exact shapes.
+        dynamic: Which axes vary besides the first of arrays as long as the first one: an axis or
+            axes by parameter, or a dict of them for arrays inside. `None` in a `signature`, too.
+        donate: Whether the step may reuse the memory of the variables that it writes (JAX). Turn
+            it off if other threads read `v.value` outside any `function` while this one runs.
         optimize: `"trace"` takes the engine's quick compiler (TensorFlow without XLA, a replayed
             torch graph), `"full"` its thorough one (XLA, inductor), which takes longer to compile
             and is not faster on every model; `"measure"` tries both on the first calls and keeps
             the faster; `"auto"` is the quick one. JAX has only one.
-        side_effects: About Python that runs while the step is traced and never again (`print`,
-            `random`, a list that is appended to): `"warn"`, `"raise"` or `"allow"`.
-        captures: About a value that the step took from around it (a global, an attribute, a
-            closure variable) and that has changed since: `"retrace"`, `"warn"`, `"raise"` or
-            `"ignore"`.
+        side_effects: About Python that runs while the step is traced and never again: `"warn"`,
+            `"raise"` or `"allow"`.
+        captures: About a value that the step took from around it (a global, an attribute) and
+            that has changed since: `"retrace"`, `"warn"`, `"raise"` or `"ignore"`.
         nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves every
             variable as it was, and counts it (`f.skipped`); `"raise"` also raises a
             `NonFiniteError`, for which each call waits for its result. None: nothing is checked.
+        strategy: Over which devices it is spread; see `Mirrored`. By default, that of the `scope`.
         engine: For tests; the current Keras backend by default.
 
     Returns:
@@ -333,6 +362,7 @@ def function(
     """
     policies = checked_policies("trainstep.function", side_effects, captures, nan_policy)
     check_choice("trainstep.function", "optimize", optimize, OPTIMIZE)
+    options = Options(donate, optimize, layout=layout_of("trainstep.function", strategy))
 
     def decorate(fn: Callable[P, R]) -> Function[P, R]:
         return Function(
@@ -340,7 +370,7 @@ def function(
             signature=signature,
             max_traces=max_traces,
             name=name,
-            options=Options(donate=donate, optimize=optimize),
+            options=options,
             shapes=shapes,
             dynamic=dynamic,
             policies=policies,

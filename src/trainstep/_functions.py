@@ -38,6 +38,7 @@ class Settings:
     shapes: Shapes | str
     dynamic: Mapping[str, Any] | None
     policies: Policies
+    layout: Any = None
 
 
 class Functions:
@@ -119,7 +120,9 @@ class Functions:
             fn,
             name=f"{self._model.name}.{name}",
             max_traces=self._settings.max_traces,
-            options=Options(optimize=self._settings.optimize, repeat=repeat),
+            options=Options(
+                optimize=self._settings.optimize, repeat=repeat, layout=self._settings.layout
+            ),
             shapes=self._settings.shapes,
             dynamic={n: axes for n, axes in dynamic.items() if n in Parameters(fn).names},
             policies=policies,

@@ -75,6 +75,13 @@ class Program:
             self.domain = domain.root()  # merged since; its lock no longer protects anything
         return self.build.of(outputs)
 
+    def fits(self) -> bool:
+        """Whether its variables still are where it was compiled for."""
+        if self.domain.parent is None:
+            return True
+        fits = getattr(self.executable, "fits", None)
+        return fits is None or bool(fits())
+
 
 MISS: Any = object()  # what the short way to a program says of a call that is not for it
 
@@ -103,12 +110,16 @@ class Programs:
 
     def find(self, key: Key, cells: Any) -> Program | None:
         """The program for this call of a function with this closure, if there is one."""
-        for program in self._by_key.get(key, ()):
-            if program.watch.holds(cells):
+        for program in list(self._by_key.get(key, ())):
+            if not program.fits():
+                self._drop_programs([program])
+            elif program.watch.holds(cells):
                 program.used = next(_clock)
                 return program
         served = self._served.get(key)
-        if served is not None and served.program.watch.holds(cells) and served.goes_on():
+        if served is not None and not served.program.fits():
+            self._drop_programs([served.program])
+        elif served is not None and served.program.watch.holds(cells) and served.goes_on():
             served.program.used = next(_clock)
             return served.program
         return None
@@ -187,6 +198,10 @@ class Programs:
         """Drops what was used longest ago, past the bound."""
         programs = sorted(self.all(), key=lambda program: program.used)
         gone = [p for p in programs if p is not new][: max(len(programs) - self._bound, 0)]
+        self._drop_programs(gone)
+        return gone
+
+    def _drop_programs(self, gone: Sequence[Program]) -> None:
         for program in gone:
             if program.family is not None:
                 program.family.drop(program)
@@ -197,7 +212,6 @@ class Programs:
                     del self._by_key[key]
         if gone:
             self.forget_ways()
-        return gone
 
     def _keep(self, key: Key, objects: Iterable[Any]) -> None:
         for each in objects:

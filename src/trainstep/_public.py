@@ -15,6 +15,7 @@ from trainstep._errors import SizesWarning as SizesWarning
 from trainstep._errors import StaleCaptureError as StaleCaptureError
 from trainstep._errors import StaleCaptureWarning as StaleCaptureWarning
 from trainstep._errors import StateError as StateError
+from trainstep._errors import StrategyError as StrategyError
 from trainstep._errors import TrainstepError as TrainstepError
 from trainstep._function import Function as Function
 from trainstep._function import function as function
@@ -31,5 +32,9 @@ from trainstep._ledger import ledger as ledger
 from trainstep._logs import Logs as Logs
 from trainstep._shapes import Shapes as Shapes
 from trainstep._spec import Spec as Spec
+from trainstep._strategy import Mirrored as Mirrored
+from trainstep._strategy import Sharded as Sharded
+from trainstep._strategy import Single as Single
+from trainstep._strategy import Strategy as Strategy
 from trainstep._trainer import Trainer as Trainer
 from trainstep._verify import Verification as Verification

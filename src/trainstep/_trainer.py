@@ -17,6 +17,7 @@ from trainstep._data import Feed, apart, feed, split
 from trainstep._fetch import flat_names
 from trainstep._functions import Functions, Settings, StepRunner
 from trainstep._inspect import Inspection, report, zeros_for
+from trainstep._layouts import layout_of
 from trainstep._ledger import Events
 from trainstep._logs import Logs
 from trainstep._policies import policies
@@ -24,6 +25,7 @@ from trainstep._progress import Progress, shown
 from trainstep._recipe import Recipe, check_model
 from trainstep._shapes import Shapes, check_dynamic
 from trainstep._state import current_scope
+from trainstep._strategy import Strategy
 from trainstep._verify import Verification
 
 
@@ -56,6 +58,8 @@ class Trainer:
         nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves weights,
             slots, metrics and seeds as they were, and counts it (`trainer.skipped`); `"raise"`
             does so and raises a `NonFiniteError`; see `trainstep.function`.
+        strategy: Over which devices the steps are spread; see `Mirrored`. By default that of the
+            `scope` that the trainer is made in, or one device.
 
     Example:
         >>> import keras, numpy as np, trainstep as ts
@@ -86,6 +90,7 @@ class Trainer:
         side_effects: str = "warn",
         captures: str = "retrace",
         nan_policy: str | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
         chosen = policies("Trainer", side_effects, captures, nan_policy)
         check_model(model)
@@ -104,7 +109,8 @@ class Trainer:
             clip_norm=clip_norm,
             accumulate=accumulate,
         )
-        settings = Settings(optimize, max_traces, check_values, shapes, dynamic, chosen)
+        layout = layout_of("Trainer", strategy)
+        settings = Settings(optimize, max_traces, check_values, shapes, dynamic, chosen, layout)
         self._functions = Functions(model, self._recipe, settings)
         self._train = self._functions.step("train").shortcut()
         self._test = self._functions.step("test").shortcut()

@@ -86,6 +86,7 @@ class Options:
     optimize: str = "auto"  # auto, trace, full, measure
     # Steps in one call: arguments and outputs have a leading axis of this size. 0: no such axis.
     repeat: int = 0
+    layout: Any = None  # how the arrays lie over several devices: the engine's own; None: one
 
 
 def nothing_assumed(sizes: Sizes) -> str:
@@ -135,6 +136,15 @@ class Engine(Protocol):
     # What sizes that vary cost: "bucket", a program for each of a few sizes, the arrays padded and
     # masked; "dynamic", one program for all; "exact", a program each.
     sizes: str
+
+    def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
+        """How arrays lie over devices.
+
+        Args:
+            kind: "mirrored": batches are cut, variables whole on each; "sharded": both are cut.
+            devices: The devices; all that there are by default.
+        """
+        ...
 
     def canonical(self, dtype: str) -> str:
         """The dtype that the engine gives an array of `dtype`."""

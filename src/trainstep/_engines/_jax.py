@@ -38,9 +38,10 @@ from trainstep._engines._base import (
 from trainstep._engines._hosting import HostFunction, Results
 from trainstep._engines._jax_bucket import build_bucket, check_state
 from trainstep._engines._jax_host import host_call
+from trainstep._engines._jax_layout import Layout
 from trainstep._engines._jax_program import build
 from trainstep._engines._jax_sizes import Assumptions, assuming, needs_a_number, symbolic
-from trainstep._errors import ForeignTraceError
+from trainstep._errors import ArgumentError, ForeignTraceError
 from trainstep._outputs import take_out
 from trainstep._state import Branch, Recorder, Recording, current_scope
 
@@ -64,6 +65,10 @@ class JaxEngine:
         with jax.ensure_compile_time_eval():
             self._eager = self.place()
             self.array_types: tuple[type, ...] = (type(jnp.zeros(())),)
+
+    def layout(self, kind: str, devices: Sequence[Any] | None) -> Layout:
+        found = jax.devices() if devices is None else [_device(each) for each in devices]
+        return Layout(found, shards=kind == "sharded")
 
     def canonical(self, dtype: str) -> str:
         if dtype == "bfloat16":
@@ -186,6 +191,28 @@ def _gradients_of_each(
 def make() -> JaxEngine:
     """The engine."""
     return JaxEngine()
+
+
+def _device(named: Any) -> Any:
+    """A device of JAX's, by itself, by its number, or by a name like `"cpu:1"`."""
+    if isinstance(named, (int, str)):
+        platform, _, number = str(named).rpartition(":")
+        found = [
+            each
+            for each in jax.devices(platform.lower() or None)
+            if number.isdecimal() and each.id == int(number)
+        ]
+        if found:
+            return found[0]
+    elif isinstance(named, jax.Device):
+        return named
+    raise ArgumentError(
+        "Mirrored",
+        "devices",
+        f"devices of JAX's, their numbers or names: {', '.join(map(str, jax.devices()))}",
+        repr(named),
+        "pass some of `jax.devices()`, or nothing for all of them",
+    )
 
 
 def _is_tensor(x: Any) -> bool:

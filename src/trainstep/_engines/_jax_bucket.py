@@ -87,6 +87,10 @@ class Bucketed:
         outs = list(self._run([*arrays, np.array(sizes, np.int32)]))
         return self.cut(outs, sizes) if self._cut else outs
 
+    def fits(self) -> bool:
+        """Whether the variables lie as they did when the program was compiled."""
+        return self._run.fits() if isinstance(self._run, Lean) else True
+
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""
         names: dict[str, Any] = {"bucketed": self, "array": np.array, "int32": np.int32}

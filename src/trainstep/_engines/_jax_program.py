@@ -5,6 +5,7 @@ jaxpr(state, arguments) --jit, lower, compile--> executable, written state donat
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ from trainstep._engines._base import Executable, Options, Tensor, Variable
 from trainstep._engines._hosting import surfacing
 from trainstep._engines._jax_cache import on_disk
 from trainstep._engines._jax_host import hosts_in
+from trainstep._engines._jax_layout import Spread, active, copied, lies
 from trainstep._engines._padding import SMALL, own
 from trainstep._source import Source, define
 
@@ -53,12 +55,28 @@ def build(
     fallible = _has_callback(jaxpr)
     donated = range(len(changed)) if options.donate and not fallible else ()
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
-    lowered = jax.jit(fun, donate_argnums=tuple(donated)).lower(*shapes)
+    layout = options.layout or active([*changed, *fixed])
+    spread = None
+    if layout is not None:
+        spread = Spread(
+            layout,
+            [*changed, *fixed],
+            writes,
+            shapes[len(reads) :],
+            [v.aval for v in jaxpr.outvars[len(writes) :]],
+            axis=1 if options.repeat else 0,
+        )
+        fun, shapes[len(reads) :] = spread.around(fun), spread.arguments
+    jitted = jax.jit(fun, donate_argnums=tuple(donated), **(spread.shardings if spread else {}))
+    lowered = jitted.lower(*shapes)
     with on_disk():
         compiled = lowered.compile()
     if fallible:
-        return surfacing(_careful(compiled, [*changed, *fixed], writes), hosts_in(jaxpr))
-    return Lean(_direct_call(compiled), changed, fixed, writes, bool(donated))
+        run = _careful(compiled, [*changed, *fixed], writes, spread.feeds if spread else None)
+        return surfacing(run, hosts_in(jaxpr))
+    return Lean(
+        _direct_call(compiled), changed, fixed, writes, donates=bool(donated), spread=spread
+    )
 
 
 def _has_callback(jaxpr: Any) -> bool:
@@ -87,7 +105,9 @@ results = from_iterable(starmap(call, (operands,)))
 del state, operands  # nothing holds the old buffers when the program takes them
 consume(map(setitem, new, repeat("_value"), results))
 outs = list(results)
+{wait}
 """
+_WAIT = "ready(outs or [slot['_value'] for slot in new])"
 # A buffer with another owner (a snapshot, a second variable, a NumPy view) is not ours to give
 # away: it is copied, and the owner keeps the old one.
 _GUARD = """
@@ -105,9 +125,13 @@ class Lean:
         changed: list[Variable],
         fixed: list[Variable],
         writes: list[Variable],
+        *,
         donates: bool,
+        spread: Spread | None = None,
     ) -> None:
         self._guard = _GUARD if donates else ""
+        self._spread = spread
+        self._lie = [v._value.sharding for v in (*changed, *fixed)]
         # The variables' own dicts: a third cheaper than attributes, and there are many of them.
         self._names = {
             "call": call,
@@ -116,26 +140,48 @@ class Lean:
             "new": _slots(writes),
             **_TOOLS,
         }
-        text = _RUN.format(guard=self._guard, leaves="*map(settled, leaves)") + "return outs"
+        leaves = "*map(settled, leaves)"
+        if spread is not None:
+            self._names |= {"feeds": spread.feeds, "fed": operator.call, "apart": _apart_in_parts}
+            leaves = "*map(fed, feeds, leaves)"
+        text = self._text(leaves) + "return outs"
         self._run = define("run(leaves)", text, self._names)
+
+    def _text(self, leaves: str) -> str:
+        wait = _WAIT if self._spread is not None and self._spread.waits else ""
+        return _RUN.format(guard=self._guard, leaves=leaves, wait=wait)
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
         return self._run(leaves)  # type: ignore[no-any-return]
 
+    def fits(self) -> bool:
+        """Whether the variables lie as they did when the program was compiled."""
+        slots = (*self._names["old"], *self._names["constant"])
+        return all(map(lies, map(_value, slots), self._lie))
+
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""
+        if self._spread is not None:
+            return self.running(list(arrays))
         return self.running([settled_text(name, x) for name, x in arrays.items()])
 
     def running(self, leaves: Sequence[str]) -> Source:
         """Statements that run the program on the arrays that these expressions give."""
-        text = _RUN.format(guard=self._guard, leaves=", ".join(leaves))
-        return Source(text, self._names)
+        if self._spread is not None:
+            leaves = [f"feeds[{place}]({text})" for place, text in enumerate(leaves)]
+        return Source(self._text(", ".join(leaves)), self._names)
 
 
-def _careful(call: Callable[..., Any], state: list[Variable], writes: list[Variable]) -> Executable:
+def _careful(
+    call: Callable[..., Any],
+    state: list[Variable],
+    writes: list[Variable],
+    feeds: Sequence[Callable[[Any], Tensor]] | None,
+) -> Executable:
     old, new = _slots(state), _slots(writes)
 
     def run(leaves: Sequence[Any]) -> list[Tensor]:
+        leaves = leaves if feeds is None else list(map(operator.call, feeds, leaves))
         results = iter(jax.block_until_ready(call(*map(_value, old), *leaves)))
         jax.effects_barrier()  # a step may have no result that would have to be waited for
         _consume(map(setitem, new, repeat("_value"), results))
@@ -157,6 +203,12 @@ def _apart(state: list[Tensor], counts: list[int]) -> list[Tensor]:
     """The buffers, with copies of those that have another owner."""
     pairs = zip(state, counts, strict=True)
     return [jnp.array(x, copy=True) if count > _ALONE else x for x, count in pairs]
+
+
+def _apart_in_parts(state: list[Tensor], counts: list[int]) -> list[Tensor]:
+    """The same for arrays over several devices, some of which may be another process's."""
+    pairs = zip(state, counts, strict=True)
+    return [copied(x) if count > _ALONE else x for x, count in pairs]
 
 
 # JAX reads NumPy memory later, while the caller may be filling the next batch into it: in place if
@@ -187,6 +239,7 @@ _TOOLS = {
     "consume": _consume,
     "from_iterable": chain.from_iterable,
     "own": own,
+    "ready": jax.block_until_ready,
     "refcount": sys.getrefcount,
     "repeat": repeat,
     "setitem": setitem,

@@ -25,6 +25,7 @@ from trainstep._engines._base import (
     Wanted,
 )
 from trainstep._engines._hosting import HostFunction, Results
+from trainstep._errors import spreads_on_jax_only
 from trainstep._state import Recorder, active
 
 
@@ -59,6 +60,9 @@ class NullEngine:
         self.compiled: list[list[tuple[int, ...]]] = []
         self.buckets: list[dict[str, int]] = []
         self.runs = 0
+
+    def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
+        raise spreads_on_jax_only(self.name)
 
     def canonical(self, dtype: str) -> str:
         return dtype

@@ -38,6 +38,7 @@ from trainstep._engines._hosting import Host, HostFunction, Results, surfacing
 from trainstep._engines._tensorflow_host import host_call
 from trainstep._engines._tensorflow_sizes import specs as sizes_unknown
 from trainstep._engines._tensorflow_sizes import unknown_sizes
+from trainstep._errors import spreads_on_jax_only
 from trainstep._state import Branch, Recorder, current_scope, initialize_pending
 
 
@@ -53,6 +54,9 @@ class TensorFlowEngine:
     def __init__(self) -> None:
         with tf.init_scope():
             self.array_types: tuple[type, ...] = (type(tf.zeros(())),)
+
+    def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
+        raise spreads_on_jax_only(self.name)
 
     def canonical(self, dtype: str) -> str:
         return dtype

@@ -57,6 +57,7 @@ from trainstep._engines._torch_state import (
     value_of,
     write_back,
 )
+from trainstep._errors import spreads_on_jax_only
 from trainstep._state import Branch, Recorder
 
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -75,6 +76,9 @@ class TorchEngine:
 
     def __init__(self) -> None:
         self._depth = threading.local()
+
+    def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
+        raise spreads_on_jax_only(self.name)
 
     def canonical(self, dtype: str) -> str:
         return WIDENED.get(dtype, dtype)

@@ -1,0 +1,30 @@
+"""Strategies of one device; several are in `tests/distribution`."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import trainstep as ts
+
+
+def test_single_is_a_strategy() -> None:
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    strategy = ts.Single()
+    trainer = ts.Trainer(model, optimizer="sgd", loss="mse", strategy=strategy)
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    before = trainer.train_on_batch(x, y)["loss"]
+    assert trainer.train_on_batch(x, y)["loss"] < before
+    assert strategy.parts == 1
+    with strategy.scope():
+        double = ts.function(lambda x: 2 * x)
+    assert float(strategy.reduce("sum", strategy.run(double, args=(x,)), axis=0)[0]) == 8.0
+    assert double.trace_count == 1
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX spreads steps")
+def test_more_than_one_device_is_refused() -> None:
+    for make in (ts.Mirrored, ts.Sharded):
+        with pytest.raises(ts.StrategyError, match=r"runs on one device[\s\S]*KERAS_BACKEND=jax"):
+            make()

@@ -1,0 +1,52 @@
+"""Tests of several devices, in float64: what is left of a difference there is rounding alone.
+
+They run in a process of their own, `TRAINSTEP_DEVICES=4 pytest tests/distribution`: the number of
+devices is fixed when JAX starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+from keras.src.backend.common import dtypes
+
+DEVICES = int(os.environ.get("TRAINSTEP_DEVICES", "0"))
+
+if DEVICES and keras.backend.backend() == "jax":
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    jax.config.update("jax_enable_x64", True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves these tests out where there is one device."""
+    if DEVICES and keras.backend.backend() == "jax":
+        return
+    mark = pytest.mark.skip(reason="needs TRAINSTEP_DEVICES=4, and JAX")
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(mark)
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Computes in float64, also where Keras would take float32 for a float64 and a float32."""
+    real = dtypes.result_type
+
+    def result_type(*types: Any) -> str:
+        named = [str(getattr(each, "__name__", each)) for each in types]
+        return "float64" if "float64" in named else str(real(*types))
+
+    monkeypatch.setattr(dtypes, "result_type", result_type)
+    monkeypatch.setattr("keras.src.backend.result_type", result_type)
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
