@@ -103,7 +103,7 @@ class Compiler:
         self._max_traces = max_traces
         self._sized = Sized(
             name,
-            shapes if not options.repeat else replace(shapes, policy="exact"),
+            _for_options(shapes, options),
             varying,
             engine=engine,
             programs=self.programs,
@@ -309,6 +309,14 @@ class Compiler:
 
         candidates = {name: traced.build(name) for name in (quick, thorough)}
         return "measuring", Tuned(candidates, decided)
+
+
+def _for_options(shapes: Shapes, options: Options) -> Shapes:
+    if options.repeat:
+        return replace(shapes, policy="exact")
+    if options.layout is not None and options.layout.processes > 1:
+        return replace(shapes, background=False)  # which program runs must not depend on time
+    return shapes
 
 
 def _uncompiled_advice(culprit: str) -> str:

@@ -43,37 +43,49 @@ class Feed(Protocol):
 
 
 class Arrays:
-    """Arrays in memory, cut into batches."""
+    """Arrays in memory, cut into batches.
+
+    Attributes:
+        leaves: The arrays.
+        build: Makes a batch of as many.
+        count: How many rows there are.
+        size: How many a batch has.
+        shuffles: Whether each epoch has an order of its own.
+    """
 
     def __init__(self, batch: Batch, batch_size: int | None, steps: int | None, shuffle: bool):
         check_lengths("Trainer", *batch)
         batch = in_memory(batch)
-        leaves, self._build = take_out(batch, _is_array, ())
-        self._leaves: list[np.ndarray[Any, Any]] = leaves
-        self._count = len(leaves[0])
+        leaves, self.build = take_out(batch, _is_array, ())
+        self.leaves: list[np.ndarray[Any, Any]] = leaves
+        self.count = len(leaves[0])
         arrays = [isinstance(part, np.ndarray) for part in batch]
         self._is_plain = arrays == sorted(arrays, reverse=True) and sum(arrays) == len(leaves)
-        self._size = batch_size or (math.ceil(self._count / steps) if steps else 32)
-        self._shuffle = shuffle
-        self.steps: int | None = math.ceil(self._count / self._size)
+        self.size = batch_size or (math.ceil(self.count / steps) if steps else 32)
+        self.shuffles = shuffle
+        self.steps: int | None = math.ceil(self.count / self.size)
 
     def epoch(self, group: int) -> Iterator[Stretch]:
-        order = np.random.permutation(self._count) if self._shuffle else None
-        row = sum(leaf[:1].nbytes for leaf in self._leaves)
-        step = self._size * group
+        order = self.order() if self.shuffles else None
+        row = sum(leaf[:1].nbytes for leaf in self.leaves)
+        step = self.size * group
         chunk = step * max(1, _CHUNK // (row * step or 1))
-        for start in range(0, self._count, chunk):
+        for start in range(0, self.count, chunk):
             rows = slice(start, start + chunk)
-            cut = [leaf[rows] if order is None else leaf[order[rows]] for leaf in self._leaves]
+            cut = [leaf[rows] if order is None else leaf[order[rows]] for leaf in self.leaves]
             whole = len(cut[0]) // step * step
             if whole:
                 yield group, self._stacked([leaf[:whole] for leaf in cut], group)
             rest = [leaf[whole:] for leaf in cut]
-            full = len(rest[0]) // self._size * self._size
+            full = len(rest[0]) // self.size * self.size
             if full:
                 yield 1, self._stacked([leaf[:full] for leaf in rest], 1)
             if len(rest[0]) > full:
-                yield 1, [self._build.of([leaf[full:] for leaf in rest])]
+                yield 1, [self.build.of([leaf[full:] for leaf in rest])]
+
+    def order(self) -> Any:
+        """The rows in the order of an epoch."""
+        return np.random.permutation(self.count) if self.shuffles else np.arange(self.count)
 
     def restart(self) -> None:
         """Every epoch starts from the first batch."""
@@ -84,11 +96,11 @@ class Arrays:
 
     def _stacked(self, leaves: Sequence[Any], group: int) -> Iterator[Batch]:
         """Full batches, or groups of them, one after the other; NumPy cuts them, not Python."""
-        lead = (-1, self._size) if group == 1 else (-1, group, self._size)
+        lead = (-1, self.size) if group == 1 else (-1, group, self.size)
         cut = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in leaves]
         if self._is_plain:  # a row of leaves is a batch already
             return zip(*cut, *[itertools.repeat(None)] * (3 - len(cut)), strict=False)
-        return map(self._build.of, zip(*cut, strict=True))
+        return map(self.build.of, zip(*cut, strict=True))
 
 
 class Stream:

@@ -30,6 +30,8 @@ from trainstep._ledger import Ledger as Ledger
 from trainstep._ledger import TraceEvent as TraceEvent
 from trainstep._ledger import ledger as ledger
 from trainstep._logs import Logs as Logs
+from trainstep._processes import Processes as Processes
+from trainstep._processes import initialize as initialize
 from trainstep._shapes import Shapes as Shapes
 from trainstep._spec import Spec as Spec
 from trainstep._strategy import Mirrored as Mirrored

@@ -8,6 +8,7 @@ are computed, and nothing else.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 from keras import ops, tree
 
 from trainstep import _engines
+from trainstep._data import apart, feed
 from trainstep._errors import ArgumentError
 from trainstep._function import Function
 from trainstep._layouts import within
+from trainstep._shares import shared
 
 
 class Strategy:
@@ -109,6 +112,37 @@ class Strategy:
         if axis is None:
             return values
         return tree.map_structure(lambda x: found(x, axis=axis), values)
+
+    def distribute(
+        self,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        steps: int | None = None,
+    ) -> Iterator[Any]:
+        """The batches of a data set, laid out over the devices: one epoch of them.
+
+        Args:
+            data: Arrays, `(x, y)` or `(x, y, sample_weight)` of them, the same in every process;
+                or a source of batches, as `Trainer.fit` takes it, which yields each process its
+                own rows.
+            batch_size: Of the whole batch, for arrays; 32 by default.
+            shuffle: Whether arrays are put into a new order.
+            steps: How many batches; all by default.
+
+        Yields:
+            `(x, y, sample_weight)`, with None for what there is not.
+
+        Example:
+            >>> import numpy as np, trainstep as ts
+            >>> batches = ts.Single().distribute((np.ones((5, 2)), np.ones(5)), batch_size=2)
+            >>> [len(x) for x, y, _ in batches]
+            [2, 2, 1]
+        """
+        source = feed(*apart(data, None, None), batch_size=batch_size, steps=steps, shuffle=shuffle)
+        laid_out = shared(source, self.layout)
+        return itertools.chain.from_iterable(batches for _, batches in laid_out.epoch(1))
 
 
 class Single(Strategy):

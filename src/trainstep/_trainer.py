@@ -21,9 +21,11 @@ from trainstep._layouts import layout_of
 from trainstep._ledger import Events
 from trainstep._logs import Logs
 from trainstep._policies import policies
+from trainstep._processes import job
 from trainstep._progress import Progress, shown
 from trainstep._recipe import Recipe, check_model
 from trainstep._shapes import Shapes, check_dynamic
+from trainstep._shares import shared
 from trainstep._state import current_scope
 from trainstep._strategy import Strategy
 from trainstep._verify import Verification
@@ -109,7 +111,7 @@ class Trainer:
             clip_norm=clip_norm,
             accumulate=accumulate,
         )
-        layout = layout_of("Trainer", strategy)
+        self._layout = layout = layout_of("Trainer", strategy)
         settings = Settings(optimize, max_traces, check_values, shapes, dynamic, chosen, layout)
         self._functions = Functions(model, self._recipe, settings)
         self._train = self._functions.step("train").shortcut()
@@ -322,7 +324,9 @@ class Trainer:
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = split((x, y, sample_weight), validation_split)
         steps = _least(steps_per_epoch, keras.config.max_steps_per_epoch())
-        source = feed(x, y, sample_weight, batch_size=batch_size, steps=steps, shuffle=shuffle)
+        source = self._feed(
+            x, y, sample_weight, batch_size=batch_size, steps=steps, shuffle=shuffle
+        )
         params = _params(epochs, source, progress)
         self._recipe.adopt()
         with self._bar(progress, epochs) as bar, self._metrics_running(True):
@@ -353,7 +357,7 @@ class Trainer:
         if data is None:
             return None
         batch = unpacked(data) if isinstance(data, (list, tuple)) else (data, None, None)
-        source = feed(*batch, batch_size=batch_size, steps=steps)
+        source = self._feed(*batch, batch_size=batch_size, steps=steps)
         runner, silent = StepRunner(self._functions, "test"), Progress(self.model)
 
         def validate() -> dict[str, Any]:
@@ -374,7 +378,7 @@ class Trainer:
         progress: bool | str = False,
     ) -> dict[str, Any]:
         """The loss and metrics over a data set; the arguments are those of `fit`."""
-        source = feed(*apart(x, y, sample_weight), batch_size=batch_size, steps=steps)
+        source = self._feed(*apart(x, y, sample_weight), batch_size=batch_size, steps=steps)
         params = _params(1, source, progress)
         self._recipe.adopt()
         with self._bar(progress, 1) as bar, self._metrics_running(True):
@@ -394,7 +398,7 @@ class Trainer:
         progress: bool | str = False,
     ) -> Any:
         """The outputs over a data set, as NumPy arrays; the arguments are those of `fit`."""
-        source = feed(x, batch_size=batch_size, steps=steps)
+        source = self._feed(x, batch_size=batch_size, steps=steps)
         params = _params(1, source, progress)
         self._recipe.adopt()
         with self._bar(progress, 1) as bar:
@@ -404,8 +408,12 @@ class Trainer:
             lambda *parts: np.concatenate([ops.convert_to_numpy(part) for part in parts]), *outputs
         )
 
+    def _feed(self, *data: Any, **how: Any) -> Feed:
+        return shared(feed(*data, **how), self._layout)
+
     def _bar(self, progress: bool | str, epochs: int) -> Progress:
-        return shown(progress, self.model, epochs, self._functions.retraces)
+        shows = progress if job().is_first else False
+        return shown(shows, self.model, epochs, self._functions.retraces)
 
     def _captured_objects(self) -> list[Any]:
         return self._recipe.used()

@@ -146,6 +146,16 @@ class Engine(Protocol):
         """
         ...
 
+    def launched(self) -> tuple[str, int, int] | None:
+        """What a launcher that only the engine knows has set: the address, the count, the index."""
+        ...
+
+    def connect(
+        self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
+    ) -> Any:
+        """Makes this process one of many; gives a store of strings that all see."""
+        ...
+
     def canonical(self, dtype: str) -> str:
         """The dtype that the engine gives an array of `dtype`."""
         ...

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.array import ArrayImpl
 from jax.extend import core as jex
 
 from trainstep._engines import _jax_cache
@@ -39,6 +40,7 @@ from trainstep._engines._hosting import HostFunction, Results
 from trainstep._engines._jax_bucket import build_bucket, check_state
 from trainstep._engines._jax_host import host_call
 from trainstep._engines._jax_layout import Layout
+from trainstep._engines._jax_processes import KeyValues, connect, launched
 from trainstep._engines._jax_program import build
 from trainstep._engines._jax_sizes import Assumptions, assuming, needs_a_number, symbolic
 from trainstep._errors import ArgumentError, ForeignTraceError
@@ -60,15 +62,24 @@ class JaxEngine:
     compilers: tuple[str, ...] = ("xla",)
     branches_by_value = False
     sizes = "bucket"
+    # By its name: to make one would start JAX, and many processes have to meet before that.
+    array_types: tuple[type, ...] = (ArrayImpl,)
 
     def __init__(self) -> None:
         with jax.ensure_compile_time_eval():
             self._eager = self.place()
-            self.array_types: tuple[type, ...] = (type(jnp.zeros(())),)
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Layout:
         found = jax.devices() if devices is None else [_device(each) for each in devices]
         return Layout(found, shards=kind == "sharded")
+
+    def launched(self) -> tuple[str, int, int] | None:
+        return launched()
+
+    def connect(
+        self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
+    ) -> KeyValues:
+        return connect(address, count, index, heartbeat=heartbeat, timeout=timeout)
 
     def canonical(self, dtype: str) -> str:
         if dtype == "bfloat16":

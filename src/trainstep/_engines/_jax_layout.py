@@ -78,6 +78,45 @@ class Layout:
             variable._layout = sharding  # Keras keeps to it when a value is assigned
         return wanted
 
+    def assembled(
+        self, shape: tuple[int, ...], axis: int, read: Callable[[tuple[slice, ...]], Any]
+    ) -> Tensor:
+        """An array of a batch, of which this process reads what its devices need."""
+        sharding = self.whole() if shape[axis] % self.parts else self.of_batch(axis)
+        return jax.make_array_from_callback(shape, sharding, read)
+
+    def joined(self, leaves: Sequence[Any] | None, last: Sequence[Any] | None) -> list[Any] | None:
+        """The arrays of a batch, of the rows that each process has; None if no process has any.
+
+        Args:
+            leaves: The arrays of this one; None if it has no more.
+            last: Its last ones, for their shapes.
+        """
+        own = -1 if leaves is None else len(leaves[0])
+        counts = multihost_utils.process_allgather(np.int32(own))
+        if (counts < 0).all():
+            return None
+        rows = np.maximum(counts, 0)
+        if last is None:
+            return []
+        each = self.parts // self.processes
+        if (rows == rows[0]).all() and rows[0] % each == 0 and leaves is not None:
+            batch = self.of_batch(0)
+            return [jax.make_array_from_process_local_data(batch, x) for x in leaves]
+        most = int(rows.max())  # unequal shares: every process gets all of them
+        padded = [np.zeros((most, *x.shape[1:]), x.dtype) for x in last]
+        for full, x in zip(padded, leaves or (), strict=False):
+            full[: len(x)] = x
+        found = multihost_utils.process_allgather(padded)
+        return [
+            put(np.concatenate([x[p, :n] for p, n in enumerate(rows)]), self.whole()) for x in found
+        ]
+
+    @staticmethod
+    def agree(arrays: Sequence[Any]) -> list[Any]:
+        """The arrays of the first process, in all of them."""
+        return list(multihost_utils.broadcast_one_to_all(list(arrays)))
+
 
 class KerasLayout(Layout):
     """What `keras.distribution.set_distribution` has laid out."""

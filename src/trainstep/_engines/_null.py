@@ -64,6 +64,14 @@ class NullEngine:
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
         raise spreads_on_jax_only(self.name)
 
+    def launched(self) -> tuple[str, int, int] | None:
+        return None
+
+    def connect(
+        self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
+    ) -> Any:
+        raise spreads_on_jax_only(self.name)
+
     def canonical(self, dtype: str) -> str:
         return dtype
 

@@ -1,0 +1,59 @@
+"""JAX: the runtime of many processes."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+from jax._src import clusters, distributed
+
+from trainstep._errors import StrategyError
+
+Found = tuple[str, int, int]
+_PATIENCE = 3  # JAX's own heartbeat ends a process without a word: ours comes first
+
+
+def launched() -> Found | None:
+    """What SLURM, Open MPI, Kubernetes or a cloud has set, as JAX detects it."""
+    if not any(env.is_env_present() for env in clusters.ClusterEnv._cluster_types):
+        return None
+    address, count, index, _ = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        None, None, None, None, None, 300
+    )
+    if address is None or count is None or index is None:
+        return None
+    return address, count, index
+
+
+def connect(address: str, count: int, index: int, *, heartbeat: float, timeout: float) -> KeyValues:
+    """Starts the runtime; the first process listens on the address itself, not on all."""
+    try:
+        jax.distributed.initialize(
+            address,
+            num_processes=count,
+            process_id=index,
+            coordinator_bind_address=address,
+            cluster_detection_method="deactivate",
+            initialization_timeout=math.ceil(timeout),
+            heartbeat_timeout_seconds=math.ceil(_PATIENCE * heartbeat),
+            shutdown_timeout_seconds=math.ceil(_PATIENCE * heartbeat),
+        )
+    except RuntimeError as error:
+        raise StrategyError(
+            f"process {index} of {count} could not join the others.\n"
+            f"  expected: to be called before JAX computes, with process 0 at {address}\n"
+            f"  came:     {str(error).splitlines()[0]}\n"
+            "  to fix:   call `trainstep.initialize` at the start of the script; see that all "
+            "processes run, and that the address is one of the first's"
+        ) from error
+    return KeyValues()
+
+
+class KeyValues:
+    """The strings that JAX's coordinator keeps."""
+
+    def set(self, key: str, value: str) -> None:
+        distributed.global_state.client.key_value_set(key, value, allow_overwrite=True)
+
+    def all(self, prefix: str) -> dict[str, str]:
+        return dict(distributed.global_state.client.key_value_dir_get(prefix))
