@@ -15,6 +15,8 @@ import trainstep as ts
 
 NAMES = [
     "ArgumentError",
+    "CheckpointError",
+    "Checkpoints",
     "ControlFlowError",
     "ForeignTraceError",
     "Function",
@@ -24,6 +26,7 @@ NAMES = [
     "Logs",
     "Mirrored",
     "NonFiniteError",
+    "ProcessLostError",
     "Processes",
     "RetraceLimitError",
     "Shapes",

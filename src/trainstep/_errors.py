@@ -10,7 +10,9 @@
     ├── SideEffectError      Python in a step that would run while tracing and never again
     ├── StaleCaptureError    a value that a step took from around it has changed since
     ├── NonFiniteError       a loss or gradients that are not finite; nothing was changed
-    └── StrategyError        a step cannot be spread as was asked
+    ├── StrategyError        a step cannot be spread as was asked
+    ├── ProcessLostError     another process of the job is gone
+    └── CheckpointError      a checkpoint that is not of this trainer
     SizesWarning             sizes that vary cost a program each, and why
     SideEffectWarning        what a SideEffectError says, and the step goes on
     StaleCaptureWarning      what a StaleCaptureError says, and the step goes on
@@ -154,6 +156,22 @@ class NonFiniteError(TrainstepError):
 
 class StrategyError(TrainstepError):
     """A step cannot be spread over devices or processes as was asked."""
+
+
+class ProcessLostError(StrategyError):
+    """Another process of the job is gone; this one cannot go on without it."""
+
+    def __init__(self, told: str) -> None:
+        super().__init__(
+            "a step of many processes failed, most likely because one of them is gone.\n"
+            f"  came:     {told}\n"
+            "  to fix:   let this process end, and restart all of them: they go on from the newest "
+            "checkpoint (`trainstep.Checkpoints`)"
+        )
+
+
+class CheckpointError(TrainstepError):
+    """A checkpoint does not fit the trainer that is to go on from it."""
 
 
 def spreads_on_jax_only(engine: str) -> StrategyError:

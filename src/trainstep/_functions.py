@@ -180,11 +180,24 @@ class StepRunner:
 
     def calls(self, count: int) -> Callable[[Batch], Any]:
         """What runs one batch, or a stack of `count` in one call."""
+        step, classes = self._step(count)
+        run = step.shortcut()
+        return lambda batch: run((*batch, classes))
+
+    def prepare(self, batch: Batch, count: int) -> None:
+        """Builds and compiles what such a call needs."""
+        step, classes = self._step(count)
+        step.warm_up(*batch, classes)
+
+    def _step(self, count: int) -> tuple[Function[..., Any], Any]:
         step, classes = self._functions.step(self._kind, 0 if count == 1 else count), self._classes
         if classes is not None and count > 1:
             classes = np.broadcast_to(classes, (count, *classes.shape))
-        run = step.shortcut()
-        return lambda batch: run((*batch, classes))
+        return step, classes
+
+    def now(self) -> dict[str, Any]:
+        """The values of the metrics as they stand."""
+        return self._functions.metrics()
 
     @staticmethod
     def logs(values: dict[str, Any], count: int) -> Sequence[Logs]:

@@ -14,6 +14,7 @@ from trainstep._data import Batch, Feed
 from trainstep._errors import ArgumentError
 from trainstep._logs import Logs
 from trainstep._progress import Progress
+from trainstep._run import Run
 
 Values = dict[str, Any]
 
@@ -29,6 +30,14 @@ class Runner(Protocol):
         """The values after each of the `count` batches of a call."""
         ...
 
+    def prepare(self, batch: Batch, count: int) -> None:
+        """Builds all that such a call needs, and runs nothing."""
+        ...
+
+    def now(self) -> Values:
+        """The values of the metrics as they stand."""
+        ...
+
     def of_epoch(self, last: Logs) -> Values:
         """The values of an epoch, of those after its last batch."""
         ...
@@ -42,6 +51,7 @@ def run_epoch(
     callbacks: Callbacks,
     progress: Progress,
     group: int = 1,
+    run_of: Run | None = None,
 ) -> tuple[int, Logs]:
     """Runs the batches of one epoch; gives their number and the values after the last."""
     listens = callbacks.listens(kind)
@@ -51,6 +61,9 @@ def run_epoch(
     for count, batches in feed.epoch(group):
         run, size = runner.calls(count), count
         for batch in batches:
+            if run_of is not None and run_of.passes(runner, batch, step, size):
+                step += size
+                continue
             if listens and size == 1:
                 callbacks.batch_begin(kind, step)
             values = run(batch)
@@ -59,8 +72,12 @@ def run_epoch(
                 if listens:
                     _tell(kind, step - size, runner.logs(values, size), callbacks)
                 progress.step(step, lambda: runner.logs(values, size)[-1])  # noqa: B023
+            if run_of is not None:
+                run_of.stepped(step, size)
             if flags.get(stop):
                 return step, runner.logs(values, size)[-1]
+    if step and not values:  # all of them were run before a stop
+        return step, Logs(runner.now())
     return step, runner.logs(values, size)[-1]
 
 
@@ -83,6 +100,7 @@ def fit(
     progress: Progress,
     validate: Callable[[], Values] | None,
     validate_at: Callable[[int], bool],
+    run_of: Run | None = None,
 ) -> None:
     """Trains for some epochs."""
     model = trainer.model
@@ -90,12 +108,22 @@ def fit(
     logs: Values = {}
     callbacks.tell("train_begin", {})
     epochs = range(getattr(model, "_initial_epoch", None) or epochs.start, epochs.stop)
+    if run_of is not None:
+        epochs = run_of.remaining(epochs)
     for epoch in epochs:
         trainer.reset_metrics()
+        if run_of is not None:
+            run_of.begins(epoch)
         callbacks.tell("epoch_begin", epoch, {})
         progress.start_epoch(epoch, feed.steps)
         steps, values = run_epoch(
-            "train", runner, feed, callbacks=callbacks, progress=progress, group=group
+            "train",
+            runner,
+            feed,
+            callbacks=callbacks,
+            progress=progress,
+            group=group,
+            run_of=run_of,
         )
         if steps == 0:
             if epoch == epochs.start:
@@ -107,6 +135,8 @@ def fit(
             logs.update({f"val_{name}": value for name, value in validate().items()})
         progress.end_epoch(logs)
         callbacks.tell("epoch_end", epoch, dict(logs))  # theirs to add to
+        if run_of is not None:
+            run_of.ended()
         if model.stop_training:
             break
     callbacks.tell("train_end", logs)

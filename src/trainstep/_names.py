@@ -3,6 +3,8 @@
 # Where they are is in `_public.py`: importing that imports Keras.
 NAMES = (
     "ArgumentError",
+    "CheckpointError",
+    "Checkpoints",
     "ControlFlowError",
     "ForeignTraceError",
     "Function",
@@ -12,6 +14,7 @@ NAMES = (
     "Logs",
     "Mirrored",
     "NonFiniteError",
+    "ProcessLostError",
     "Processes",
     "RetraceLimitError",
     "Shapes",

@@ -3,11 +3,14 @@
 from trainstep._accelerate import accelerate as accelerate
 from trainstep._accelerate import restore as restore
 from trainstep._cache import set_cache as set_cache
+from trainstep._checkpoints import Checkpoints as Checkpoints
 from trainstep._errors import ArgumentError as ArgumentError
+from trainstep._errors import CheckpointError as CheckpointError
 from trainstep._errors import ControlFlowError as ControlFlowError
 from trainstep._errors import ForeignTraceError as ForeignTraceError
 from trainstep._errors import GradientError as GradientError
 from trainstep._errors import NonFiniteError as NonFiniteError
+from trainstep._errors import ProcessLostError as ProcessLostError
 from trainstep._errors import RetraceLimitError as RetraceLimitError
 from trainstep._errors import SideEffectError as SideEffectError
 from trainstep._errors import SideEffectWarning as SideEffectWarning

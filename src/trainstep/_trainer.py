@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import keras
-import numpy as np
-from keras import ops, tree
+from keras import tree
 
-from trainstep import _loop
-from trainstep._batch import check_positive, class_table, unpacked
-from trainstep._callbacks import Callbacks
-from trainstep._data import Feed, apart, feed, split
+from trainstep._batch import check_positive, class_table
 from trainstep._fetch import flat_names
-from trainstep._functions import Functions, Settings, StepRunner
+from trainstep._fitting import Fitting
+from trainstep._functions import Functions, Settings
 from trainstep._inspect import Inspection, report, zeros_for
 from trainstep._layouts import layout_of
 from trainstep._ledger import Events
 from trainstep._logs import Logs
 from trainstep._policies import policies
-from trainstep._processes import job
-from trainstep._progress import Progress, shown
 from trainstep._recipe import Recipe, check_model
 from trainstep._shapes import Shapes, check_dynamic
-from trainstep._shares import shared
 from trainstep._state import current_scope
 from trainstep._strategy import Strategy
 from trainstep._verify import Verification
 
 
-class Trainer:
+class Trainer(Fitting):
     """Trains a Keras model through compiled steps, the same on every engine.
 
     Everything that `keras.Model.compile` takes is taken here, and means the same; a model that
@@ -117,7 +109,6 @@ class Trainer:
         self._train = self._functions.step("train").shortcut()
         self._test = self._functions.step("test").shortcut()
         self._predict = self._functions.step("predict")
-        self._running = False  # in `fit` or `evaluate`, whose metrics run on over the batches
 
     # A batch at a time ------------------------------------------------------------------------
 
@@ -266,176 +257,12 @@ class Trainer:
         by_activation = look_back(zeros_for(found["calls"]), x, y, sample_weight, classes)
         return report(self.model, inspector.layers, found, by_activation, (x, y, sample_weight))
 
-    # Whole data sets --------------------------------------------------------------------------
-
-    def fit(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        epochs: int = 1,
-        batch_size: int | None = None,
-        sample_weight: Any = None,
-        class_weight: Mapping[int, float] | None = None,
-        validation_data: Any = None,
-        validation_split: float = 0.0,
-        validation_steps: int | None = None,
-        validation_batch_size: int | None = None,
-        validation_freq: int | Sequence[int] = 1,
-        shuffle: bool = True,
-        callbacks: Any = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        steps_per_call: int = 1,
-        progress: bool | str = True,
-    ) -> Any:
-        """Trains for some epochs, as `keras.Model.fit` does.
-
-        Args:
-            x: Arrays, `(x, y)` or `(x, y, sample_weight)` of arrays, or a source of batches: a
-                `tf.data.Dataset`, a torch `DataLoader`, a `keras.utils.PyDataset`, a generator, an
-                iterator, or a function that returns one for each epoch.
-            y: The targets, if `x` is arrays.
-            epochs: The number of the epoch to stop before.
-            batch_size: For arrays; 32 by default.
-            sample_weight: A weight per sample, if `x` is arrays.
-            class_weight: A weight per class, by its number.
-            validation_data: Anything that `x` may be; evaluated after an epoch.
-            validation_split: The last part of the arrays to validate with instead.
-            validation_steps: Batches in a validation; all by default.
-            validation_batch_size: `batch_size` by default.
-            validation_freq: Validate after every so many epochs, or after those named.
-            shuffle: Whether arrays are put into a new order for each epoch, drawn from NumPy's
-                generator (`keras.utils.set_random_seed`): one order on all engines.
-            callbacks: Keras callbacks.
-            initial_epoch: The number of the first epoch.
-            steps_per_epoch: Batches in an epoch; all by default.
-            steps_per_call: Steps that one call of the program runs. The numbers are the same;
-                callbacks hear of each batch after the call that it was in.
-            progress: True for a bar, `"lines"` for a line per epoch, False for nothing.
-
-        Returns:
-            A Keras `History`.
-        """
-        check_positive("Trainer.fit", steps_per_call=steps_per_call)
-        epochs = min(epochs, keras.config.max_epochs() or epochs)
-        x, y, sample_weight = apart(x, y, sample_weight)
-        classes = class_table(class_weight, sample_weight)
-        if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = split((x, y, sample_weight), validation_split)
-        steps = _least(steps_per_epoch, keras.config.max_steps_per_epoch())
-        source = self._feed(
-            x, y, sample_weight, batch_size=batch_size, steps=steps, shuffle=shuffle
-        )
-        params = _params(epochs, source, progress)
-        self._recipe.adopt()
-        with self._bar(progress, epochs) as bar, self._metrics_running(True):
-            called = Callbacks(callbacks, self.model, history=True, **params)
-            validate = self._validation(
-                validation_data, validation_batch_size or batch_size, validation_steps, called
-            )
-            try:
-                _loop.fit(
-                    self,
-                    StepRunner(self._functions, "train", classes),
-                    source,
-                    epochs=range(initial_epoch, epochs),
-                    group=steps_per_call,
-                    callbacks=called,
-                    progress=bar,
-                    validate=validate,
-                    validate_at=lambda epoch: _due(epoch, validation_freq),
-                )
-            finally:
-                if epochs > initial_epoch and self.optimizer.built:
-                    self.optimizer.finalize_variable_values(self.model.trainable_weights)
-        return self.model.history
-
-    def _validation(
-        self, data: Any, batch_size: int | None, steps: int | None, callbacks: Callbacks
-    ) -> Callable[[], dict[str, Any]] | None:
-        if data is None:
-            return None
-        batch = unpacked(data) if isinstance(data, (list, tuple)) else (data, None, None)
-        source = self._feed(*batch, batch_size=batch_size, steps=steps)
-        runner, silent = StepRunner(self._functions, "test"), Progress(self.model)
-
-        def validate() -> dict[str, Any]:
-            source.restart()
-            return _loop.evaluate(self, runner, source, callbacks, silent)
-
-        return validate
-
-    def evaluate(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        batch_size: int | None = None,
-        sample_weight: Any = None,
-        steps: int | None = None,
-        callbacks: Any = None,
-        progress: bool | str = False,
-    ) -> dict[str, Any]:
-        """The loss and metrics over a data set; the arguments are those of `fit`."""
-        source = self._feed(*apart(x, y, sample_weight), batch_size=batch_size, steps=steps)
-        params = _params(1, source, progress)
-        self._recipe.adopt()
-        with self._bar(progress, 1) as bar, self._metrics_running(True):
-            called = Callbacks(callbacks, self.model, history=False, **params)
-            bar.start_epoch(0, source.steps)
-            logs = _loop.evaluate(self, StepRunner(self._functions, "test"), source, called, bar)
-            bar.end_epoch(logs)
-        return logs
-
-    def predict(
-        self,
-        x: Any,
-        *,
-        batch_size: int | None = None,
-        steps: int | None = None,
-        callbacks: Any = None,
-        progress: bool | str = False,
-    ) -> Any:
-        """The outputs over a data set, as NumPy arrays; the arguments are those of `fit`."""
-        source = self._feed(x, batch_size=batch_size, steps=steps)
-        params = _params(1, source, progress)
-        self._recipe.adopt()
-        with self._bar(progress, 1) as bar:
-            called = Callbacks(callbacks, self.model, history=False, **params)
-            outputs = _loop.predict(self._predict, source, called, bar)
-        return tree.map_structure(
-            lambda *parts: np.concatenate([ops.convert_to_numpy(part) for part in parts]), *outputs
-        )
-
-    def _feed(self, *data: Any, **how: Any) -> Feed:
-        return shared(feed(*data, **how), self._layout)
-
-    def _bar(self, progress: bool | str, epochs: int) -> Progress:
-        shows = progress if job().is_first else False
-        return shown(shows, self.model, epochs, self._functions.retraces)
-
     def _captured_objects(self) -> list[Any]:
         return self._recipe.used()
 
     def is_of_this_compilation(self) -> bool:
         """Whether the model was not compiled again since."""
         return self._recipe.tracker is self.model._loss_tracker
-
-    @contextlib.contextmanager
-    def _metrics_running(self, running: bool) -> Iterator[None]:
-        """Lets metrics run on over the batches for a while, or start anew at each."""
-        before = self._running
-        if before is running:
-            yield
-            return
-        self._running = running
-        self._recipe.set_fresh(not running)
-        try:
-            yield
-        finally:
-            self._running = before
-            self._recipe.set_fresh(not before)
 
     # What may be looked at and changed --------------------------------------------------------
 
@@ -492,17 +319,3 @@ class Trainer:
 
     def __repr__(self) -> str:
         return f"<trainstep.Trainer of {self.model.name}: {self.trace_count} traces>"
-
-
-def _params(epochs: int, source: Feed, progress: bool | str) -> dict[str, Any]:
-    """What callbacks are told of a run."""
-    return {"epochs": epochs, "steps": source.steps, "verbose": int(bool(progress))}
-
-
-def _least(*numbers: int | None) -> int | None:
-    return min((number for number in numbers if number), default=None)
-
-
-def _due(epoch: int, freq: int | Sequence[int]) -> bool:
-    """Whether this epoch is followed by a validation."""
-    return (epoch + 1) % freq == 0 if isinstance(freq, int) else epoch + 1 in freq

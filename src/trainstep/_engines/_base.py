@@ -156,6 +156,26 @@ class Engine(Protocol):
         """Makes this process one of many; gives a store of strings that all see."""
         ...
 
+    def told(self, value: Any) -> Any:
+        """What the first of many processes has, in all of them."""
+        ...
+
+    def whole(self, variable: Variable) -> Any:
+        """The value of a variable, as a NumPy array, also if it lies in many processes."""
+        ...
+
+    def draws(self) -> Any:
+        """The state of the engine's own random generator; None if all draws are those of seeds."""
+        ...
+
+    def set_draws(self, state: Any) -> None:
+        """Sets it."""
+        ...
+
+    def preempted(self, step: int) -> bool:
+        """Whether many processes were asked to end, and have agreed to do so after this step."""
+        ...
+
     def canonical(self, dtype: str) -> str:
         """The dtype that the engine gives an array of `dtype`."""
         ...

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.array import ArrayImpl
+from jax.experimental import multihost_utils
 from jax.extend import core as jex
 
 from trainstep._engines import _jax_cache
@@ -40,7 +41,7 @@ from trainstep._engines._hosting import HostFunction, Results
 from trainstep._engines._jax_bucket import build_bucket, check_state
 from trainstep._engines._jax_host import host_call
 from trainstep._engines._jax_layout import Layout
-from trainstep._engines._jax_processes import KeyValues, connect, launched
+from trainstep._engines._jax_processes import KeyValues, connect, launched, told, whole
 from trainstep._engines._jax_program import build
 from trainstep._engines._jax_sizes import Assumptions, assuming, needs_a_number, symbolic
 from trainstep._errors import ArgumentError, ForeignTraceError
@@ -80,6 +81,21 @@ class JaxEngine:
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
     ) -> KeyValues:
         return connect(address, count, index, heartbeat=heartbeat, timeout=timeout)
+
+    def told(self, value: Any) -> Any:
+        return told(value)
+
+    def whole(self, variable: Variable) -> Any:
+        return whole(variable.value)
+
+    def draws(self) -> Any:
+        return None
+
+    def set_draws(self, state: Any) -> None:
+        """There is none."""
+
+    def preempted(self, step: int) -> bool:
+        return bool(multihost_utils.reached_preemption_sync_point(step))
 
     def canonical(self, dtype: str) -> str:
         if dtype == "bfloat16":

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import pickle
+from typing import Any
 
 import jax
+import numpy as np
 from jax._src import clusters, distributed
+from jax.experimental import multihost_utils
 
 from trainstep._errors import StrategyError
 
@@ -57,3 +61,18 @@ class KeyValues:
 
     def all(self, prefix: str) -> dict[str, str]:
         return dict(distributed.global_state.client.key_value_dir_get(prefix))
+
+
+def told(value: Any) -> Any:
+    """What the first process has, in all of them."""
+    data = np.frombuffer(pickle.dumps(value), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+    own = data if jax.process_index() == 0 else np.zeros(size, np.uint8)
+    return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes())
+
+
+def whole(value: Any) -> Any:
+    """An array that may lie in many processes, in the memory of this one."""
+    if value.is_fully_addressable or value.is_fully_replicated:
+        return np.asarray(value)
+    return np.asarray(multihost_utils.process_allgather(value, tiled=True))

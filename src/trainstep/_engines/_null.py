@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import keras
 import numpy as np
 
 from trainstep._engines._base import (
@@ -71,6 +72,21 @@ class NullEngine:
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
     ) -> Any:
         raise spreads_on_jax_only(self.name)
+
+    def told(self, value: Any) -> Any:
+        return value
+
+    def whole(self, variable: Any) -> Any:
+        return keras.ops.convert_to_numpy(variable.value)
+
+    def draws(self) -> Any:
+        return None
+
+    def set_draws(self, state: Any) -> None:
+        """There is none."""
+
+    def preempted(self, step: int) -> bool:
+        return False
 
     def canonical(self, dtype: str) -> str:
         return dtype

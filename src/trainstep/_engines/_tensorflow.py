@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
@@ -65,6 +66,21 @@ class TensorFlowEngine:
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
     ) -> Any:
         raise spreads_on_jax_only(self.name)
+
+    def told(self, value: Any) -> Any:
+        return value
+
+    def whole(self, variable: Any) -> Any:
+        return keras.ops.convert_to_numpy(variable.value)
+
+    def draws(self) -> Any:
+        return None
+
+    def set_draws(self, state: Any) -> None:
+        """There is none."""
+
+    def preempted(self, step: int) -> bool:
+        return False
 
     def canonical(self, dtype: str) -> str:
         return dtype

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import keras
 import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import (
@@ -87,6 +88,21 @@ class TorchEngine:
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
     ) -> Any:
         raise spreads_on_jax_only(self.name)
+
+    def told(self, value: Any) -> Any:
+        return value
+
+    def whole(self, variable: Any) -> Any:
+        return keras.ops.convert_to_numpy(variable.value)
+
+    def draws(self) -> Any:
+        return torch.get_rng_state().numpy()
+
+    def set_draws(self, state: Any) -> None:
+        torch.set_rng_state(torch.from_numpy(np.array(state)))
+
+    def preempted(self, step: int) -> bool:
+        return False
 
     def canonical(self, dtype: str) -> str:
         return WIDENED.get(dtype, dtype)
