@@ -58,6 +58,7 @@ class JaxEngine:
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("xla",)
     branches_by_value = False
+    loops_have_gradients = False
     sizes = "bucket"
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from trainstep._errors import ArgumentError
 from trainstep._signature import array_text
 from trainstep.graph._graphs import Graph
-from trainstep.graph._tensors import describe
+from trainstep.graph._tensors import describe, node_of
 from trainstep.graph._variables import Variable
 from trainstep.graph._walk import sources_of
 
@@ -28,7 +28,26 @@ def named(graph: Graph, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
             f"a {type(feeds).__name__}",
             "write `feed_dict={x: batch}`",
         )
-    return {tensor_of(graph, key): value for key, value in feeds.items()}
+    found = {tensor_of(graph, key): value for key, value in feeds.items()}
+    if len(found) < len(feeds):
+        raise _twice(graph, list(feeds))
+    return found
+
+
+def _twice(graph: Graph, keys: Sequence[Any]) -> ArgumentError:
+    seen: dict[Any, Any] = {}
+    for key in keys:
+        first = seen.setdefault(tensor_of(graph, key), key)
+        if first is not key:
+            break
+    shown = [repr(each) if isinstance(each, str) else describe(each) for each in (first, key)]
+    return ArgumentError(
+        _FUNCTION,
+        "feed_dict",
+        "one value for each tensor",
+        f"two for the same: {' and '.join(shown)}",
+        "leave one of them out",
+    )
 
 
 def tensor_of(graph: Graph, key: Any) -> Any:
@@ -61,6 +80,20 @@ def check_graph(graph: Graph, tensor: Any) -> None:
             f"{describe(tensor)}, of another graph",
             "make the session with `Session(graph=...)` for the graph that it was built in",
         )
+    if node_of(tensor) in graph.inside:
+        raise inside("feed_dict", graph, tensor)
+
+
+def inside(argument: str, graph: Graph, tensor: Any) -> ArgumentError:
+    """The error for a tensor of a branch or a loop, which has no value outside of it."""
+    function = graph.inside[node_of(tensor)]
+    return ArgumentError(
+        _FUNCTION,
+        argument,
+        f"tensors that were not made in a function of `{function}`",
+        describe(tensor),
+        f"return it from that function, and take it from what `{function}` returns",
+    )
 
 
 def converter(tensor: Any) -> Callable[[Any], Any]:

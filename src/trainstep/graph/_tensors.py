@@ -77,6 +77,9 @@ class Made(keras.Operation):  # type: ignore[misc]
     is_fed = False
     is_opaque = False  # whether it may read variables that nobody knows of
     is_fresh = False  # whether its results share no memory with what it takes
+    is_random = False
+    is_endless = False  # whether it is a loop of which nobody knows how many turns it may take
+    inner: Sequence[Any] = ()  # the nodes of its branches or of its loop
 
     def uses(self) -> list[Any]:
         """Layers, variables and functions that it runs."""
