@@ -112,7 +112,11 @@ def converter(tensor: Any) -> Callable[[Any], Any]:
                 return value  # a tensor of the engine's
         return _converted(tensor, value, wanted)
 
-    return fit
+    def fit_column(value: Any) -> Any:
+        value = fit(value)
+        return value[:, None] if len(value.shape) == 1 else value
+
+    return fit_column if getattr(tensor, "is_column", False) else fit
 
 
 def _converted(tensor: Any, value: Any, wanted: str) -> Any:

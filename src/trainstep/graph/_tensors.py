@@ -29,6 +29,7 @@ class Tensor(keras.KerasTensor):  # type: ignore[misc]
     __array_ufunc__ = None  # `array + tensor` is ours, and not one sum per element of NumPy's
     graph: Graph
     is_named = False  # whether it is in the graph under its name
+    is_column = False  # whether values of one axis are fed as `[n, 1]`
 
     def eval(self, feed_dict: Any = None, session: Session | None = None) -> Any:
         """Its value, in a session or in the default one."""
