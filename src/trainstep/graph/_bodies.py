@@ -17,7 +17,7 @@ from trainstep.graph._evaluate import Computation, Gradients, is_new
 from trainstep.graph._graphs import get_default_graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._sources import Read
-from trainstep.graph._tensors import Made, label, node_of
+from trainstep.graph._tensors import Made, describe, label, node_of
 from trainstep.graph._variables import as_tensor
 from trainstep.graph._walk import needed, nodes_from, variables_in
 
@@ -31,12 +31,14 @@ class Body:
         outputs: The tensors in that.
         nodes: What is computed for them inside, each after those that it needs.
         inputs: The tensors from around it.
+        operations: What it returned, if that is operations; the outputs are then their inputs.
     """
 
     returned: Any
     outputs: list[Any]
     nodes: list[Any]
     inputs: list[Any]
+    operations: list[Operation] | None = None
 
     def run(self, values: Mapping[int, Any]) -> list[Any]:
         """The outputs, of the values of the inputs by their ids."""
@@ -55,12 +57,17 @@ class Holding(Made):
         self.is_opaque = any(getattr(node.operation, "is_opaque", False) for node in self.inner)
 
     def uses(self) -> list[Any]:
-        found: list[Any] = []
-        for node in self.inner:
-            own = node.operation
-            found += own.uses() if isinstance(own, Made) else [own]
-            found += variables_in(node)
-        return found
+        return used_by(self.inner)
+
+
+def used_by(nodes: Sequence[Any]) -> list[Any]:
+    """What nodes run of the user's code, and the variables that they read."""
+    found: list[Any] = []
+    for node in nodes:
+        own = node.operation
+        found += own.uses() if isinstance(own, Made) else [own]
+        found += variables_in(node)
+    return found
 
 
 def distinct(tensors: Collection[Any]) -> list[Any]:
@@ -68,7 +75,14 @@ def distinct(tensors: Collection[Any]) -> list[Any]:
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def written(fn: Callable[..., Any], args: Sequence[Any], function: str, argument: str) -> Body:
+def written(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    function: str,
+    argument: str,
+    *,
+    updates: bool = False,
+) -> Body:
     """Calls a function, and finds what it wrote.
 
     Args:
@@ -76,27 +90,58 @@ def written(fn: Callable[..., Any], args: Sequence[Any], function: str, argument
         args: Its arguments.
         function: Of which function of ours it is an argument, for messages.
         argument: And which one.
+        updates: Whether it may return operations instead of tensors.
     """
     graph = get_default_graph()
     if not callable(fn):
         raise ArgumentError(
             function, argument, "a function", f"a {type(fn).__name__}", "write `lambda: ...`"
         )
-    known = nodes_from(graph.sources)
-    count = graph.count
+    known, count, first = nodes_from(graph.sources), graph.count, len(graph.operations)
     returned = fn(*args)
-    flat = [_tensor(each, function, argument) for each in tree.flatten(returned)]
-    if graph.count != count:
-        raise _writes(function, argument, "an operation, or a `control_dependencies`, inside")
+    found = tree.flatten(returned)
+    done = graph.operations[first:]
+    operations = None
+    if updates and found and all(each is None or isinstance(each, Operation) for each in found):
+        operations = _with_parts(found, done, function, argument)
+        flat = [tensor for operation in operations for tensor in operation.inputs]
+    else:
+        flat = [_tensor(each, function, argument) for each in found]
+        returned = tree.pack_sequence_as(returned, flat)
+    if graph.count - count != (0 if operations is None else len(done)):
+        came = "a `control_dependencies`" if not done or operations else "an operation"
+        raise _writes(function, argument, f"{came} inside")
     every = nodes_from(graph.sources)
     inner = {node for node in every if node not in known and _stays_inside(node, known)}
-    graph.inside.update(dict.fromkeys(inner, function))
+    graph.inside.update(dict.fromkeys([*inner, *done], function))
     used = [*(t for node in inner for t in node.input_tensors), *flat]
     nodes = needed(flat, {id(t) for t in used if node_of(t) not in inner})
     used = [*(t for node in nodes for t in node.input_tensors), *flat]
     inputs = distinct([t for t in used if node_of(t) not in inner])
     _check_gradients(nodes, inputs, function, argument)
-    return Body(tree.pack_sequence_as(returned, flat), flat, nodes, inputs)
+    return Body(returned, flat, nodes, inputs, operations)
+
+
+def _with_parts(
+    found: Sequence[Any], done: Sequence[Operation], function: str, argument: str
+) -> list[Operation]:
+    """Operations that a function returned, and their parts, in the order of their making."""
+    todo = [each for each in found if each is not None]
+    own, every = set(map(id, done)), {}
+    while todo:
+        each = todo.pop()
+        every[id(each)] = each
+        todo += getattr(each, "parts", ())
+    other = next((each for each in every.values() if id(each) not in own), None)
+    if other is not None:
+        raise ArgumentError(
+            function,
+            argument,
+            "operations that the function makes itself",
+            f"{describe(other)}, which is none of them",
+            "make it inside of the function: `lambda: w.assign(...)`",
+        )
+    return sorted(every.values(), key=lambda operation: operation.index)
 
 
 def _stays_inside(node: Any, known: Collection[Any]) -> bool:
@@ -147,5 +192,6 @@ def _check_gradients(
                 argument,
                 "gradients that stay inside: by tensors that what is differentiated takes itself",
                 f"`{label(node.outputs[0])}`, which goes on outside of the function",
-                f"differentiate what `{function}` returns: `graph.gradients({function}(...), xs)`",
+                "write what is differentiated outside of the function; or differentiate what "
+                f"`{function}` returns: `graph.gradients({function}(...), xs)`",
             )

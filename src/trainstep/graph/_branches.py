@@ -12,6 +12,7 @@ from keras import ops, tree
 from trainstep import _state
 from trainstep._errors import ArgumentError
 from trainstep.graph._bodies import Body, Holding, distinct, written
+from trainstep.graph._choices import Choice
 from trainstep.graph._tensors import describe, sizes
 from trainstep.graph._variables import as_tensor
 
@@ -62,17 +63,19 @@ def cond(
     """What one of two functions returns, as a boolean tensor tells at every run.
 
     The functions take no arguments, and may use any tensors and variables of the graph. What they
-    write is computed only if it is their turn; on torch, and for a branch with random numbers or
-    a layer that updates itself, both are computed and one is taken.
+    write is computed only if it is their turn; on torch, and for a branch that updates variables
+    or draws random numbers, both are computed, and one is taken with what it updates.
+
+    They may return operations that they make, instead of tensors: the result is an operation.
 
     Args:
         pred: A boolean tensor without axes.
-        true_fn: A function that returns a tensor or a structure of them.
-        false_fn: Another, for the same structure, shapes and dtypes.
-        name: The name of the result, if it is one tensor.
+        true_fn: A function that returns a tensor, a structure of them, or operations.
+        false_fn: Another, for the same structure, shapes and dtypes; `graph.no_op` does nothing.
+        name: The name of the result, if it is one tensor or an operation.
 
     Returns:
-        What both functions return, with symbolic tensors in it.
+        What both functions return, with symbolic tensors in it; or an `Operation`.
 
     Example:
         >>> from trainstep import graph
@@ -80,12 +83,22 @@ def cond(
         >>> root = graph.cond(x > 0.0, lambda: x**0.5, lambda: 0.0 * x)
         >>> [float(graph.Session().run(root, {x: value})) for value in (9.0, -9.0)]
         [3.0, 0.0]
+        >>> best = graph.Variable(0.0)
+        >>> keep = graph.cond(x > best, lambda: best.assign(x), graph.no_op)
+        >>> for value in (3.0, 7.0, 5.0):
+        ...     graph.Session().run(keep, {x: value})
+        >>> float(graph.Session().run(best))
+        7.0
     """
     pred = predicate(pred, _FUNCTION, "pred")
-    true = written(true_fn, (), _FUNCTION, "true_fn")
-    false = written(false_fn, (), _FUNCTION, "false_fn")
-    specs = _merged(true, false)
+    true = written(true_fn, (), _FUNCTION, "true_fn", updates=True)
+    false = written(false_fn, (), _FUNCTION, "false_fn", updates=True)
     inputs = distinct([*true.inputs, *false.inputs])
+    if (true.operations is None) != (false.operations is None):
+        raise _differ(true, false)
+    if true.operations or false.operations:
+        return Choice(name, pred, [true, false], inputs)
+    specs = _merged(true, false)
     made = _Branches(true, false, inputs).give((pred, inputs), specs, name)
     return tree.pack_sequence_as(true.returned, made)
 
@@ -116,16 +129,20 @@ def _merged(true: Body, false: Body) -> list[Any]:
     try:
         tree.assert_same_structure(true.returned, false.returned)
     except (TypeError, ValueError):
-        raise _differ(shown(true.returned), shown(false.returned)) from None
+        raise _differ(true, false) from None
     if not true.outputs:
         raise ArgumentError(
-            _FUNCTION, "true_fn", "a function that returns a tensor", "nothing", "return a tensor"
+            _FUNCTION,
+            "true_fn",
+            "a function that returns a tensor, a structure of them, or an operation",
+            f"one that returns {true.returned!r}",
+            "return a tensor",
         )
     specs = []
     for ours, theirs in zip(true.outputs, false.outputs, strict=True):
         shape = merged_shape(ours.shape, theirs.shape)
         if shape is None or ours.dtype != theirs.dtype:
-            raise _differ(shown(true.returned), shown(false.returned))
+            raise _differ(true, false)
         specs.append(keras.KerasTensor(shape, ours.dtype))
     return specs
 
@@ -141,15 +158,18 @@ def merged_shape(ours: Any, theirs: Any) -> tuple[int | None, ...] | None:
 
 
 def shown(returned: Any) -> str:
-    """The sizes of a structure of tensors, for messages."""
-    return str(tree.map_structure(sizes, returned)).replace("'", "")
+    """A structure of tensors or operations, for messages."""
+    found = tree.map_structure(
+        lambda each: sizes(each) if isinstance(each, keras.KerasTensor) else str(each), returned
+    )
+    return str(found).replace("'", "")
 
 
-def _differ(ours: str, theirs: str) -> ArgumentError:
+def _differ(true: Body, false: Body) -> ArgumentError:
     return ArgumentError(
         _FUNCTION,
         "false_fn",
-        f"what `true_fn` returns: {ours}",
-        theirs,
+        f"what `true_fn` returns: {shown(true.returned)}",
+        shown(false.returned),
         "let both return the same structure, shapes and dtypes; cast with `keras.ops.cast`",
     )

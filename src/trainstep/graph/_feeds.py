@@ -80,18 +80,17 @@ def check_graph(graph: Graph, tensor: Any) -> None:
             f"{describe(tensor)}, of another graph",
             "make the session with `Session(graph=...)` for the graph that it was built in",
         )
-    if node_of(tensor) in graph.inside:
-        raise inside("feed_dict", graph, tensor)
+    if (node := node_of(tensor)) in graph.inside:
+        raise inside("feed_dict", tensor, graph.inside[node])
 
 
-def inside(argument: str, graph: Graph, tensor: Any) -> ArgumentError:
-    """The error for a tensor of a branch or a loop, which has no value outside of it."""
-    function = graph.inside[node_of(tensor)]
+def inside(argument: str, what: Any, function: str) -> ArgumentError:
+    """The error for what was written in a branch or a loop, and is nothing outside of it."""
     return ArgumentError(
         _FUNCTION,
         argument,
-        f"tensors that were not made in a function of `{function}`",
-        describe(tensor),
+        f"what was not made in a function of `{function}`",
+        describe(what),
         f"return it from that function, and take it from what `{function}` returns",
     )
 

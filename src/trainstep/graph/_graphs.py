@@ -45,11 +45,12 @@ class Graph:
     def __init__(self) -> None:
         self.sources: list[Any] = []
         self.optimizers: list[Any] = []
+        self.operations: list[Any] = []
         self.reads: dict[int, Any] = {}  # tensors of Keras variables that others made
         self.blocks = _Blocks()
         # The block that a node was written in; None if it was shielded from the blocks around it.
         self.placed: dict[Any, Block | None] = {}
-        # Nodes of a branch or a loop, and which function they were written in.
+        # Nodes and operations of a branch or a loop, and which function they were written in.
         self.inside: dict[Any, str] = {}
         self._names: dict[str, Any] = {}
         self._lock = threading.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -128,7 +129,8 @@ def while_loop(
     args = given if isinstance(loop_vars, (list, tuple)) else (given,)
     goes_on = written(cond, args, _FUNCTION, "cond")
     predicate(goes_on.returned, _FUNCTION, "cond", "a function that returns ")
-    after = written(lambda *each: _like(loop_vars, body(*each)), args, _FUNCTION, "body")
+    after = written(body, args, _FUNCTION, "body")
+    after = replace(after, returned=_like(loop_vars, after.returned))
     _check(turn, after, loop_vars)
     _check_random((goes_on, after))
     own = set(map(id, turn))

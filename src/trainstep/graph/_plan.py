@@ -56,7 +56,7 @@ class Plan:
         sources = sources_of(wanted, given)
         _check_graph(graph, fetches, sources)
         _check_fed(sources)
-        _check_outside(graph, needed(wanted, given))
+        _check_outside(graph, needed(wanted, given), self.steps)
         used = {id(t) for node in needed(wanted, given) for t in node.input_tensors}
         used |= {id(t) for t in wanted}
         self.fed = [tensor for tensor in fed if id(tensor) in used]
@@ -216,10 +216,11 @@ def _check_graph(graph: Graph, fetches: Sequence[Any], sources: Sequence[Any]) -
         )
 
 
-def _check_outside(graph: Graph, nodes: Sequence[Any]) -> None:
-    inner = next((node for node in nodes if node in graph.inside), None)
+def _check_outside(graph: Graph, nodes: Sequence[Any], steps: Sequence[Any]) -> None:
+    inner = next((each for each in (*steps, *nodes) if each in graph.inside), None)
     if inner is not None:
-        raise inside("fetches", graph, inner.outputs[0])
+        what = inner if isinstance(inner, Operation) else inner.outputs[0]
+        raise inside("fetches", what, graph.inside[inner])
 
 
 def _check_fed(sources: Sequence[Any]) -> None:
