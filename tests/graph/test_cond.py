@@ -261,6 +261,15 @@ def test_random_numbers_and_statistics_move_only_if_they_are_taken(
     assert (host(drop.seed_generator.state) != seed).any()
 
 
+def test_gradients_of_gradients_go_through_a_branch(session: graph.Session) -> None:
+    x, w = graph.placeholder("float32", []), graph.Variable(2.0)
+    (slope,) = graph.gradients(graph.cond(x > 0.0, lambda: w**3.0 * x, lambda: w * x * x), w)
+    second = graph.gradients(slope, [w, x])
+
+    assert session.run([slope, *second], {x: 2.0}) == [24.0, 24.0, 12.0]
+    assert session.run([slope, *second], {x: -3.0}) == [9.0, 0.0, -6.0]
+
+
 def test_gradients_inside_a_branch_stay_inside(session: graph.Session) -> None:
     x, w = graph.placeholder("float32", []), graph.Variable(2.0)
     loss = w * w * x
@@ -302,6 +311,18 @@ def test_branches_return_the_same(other: Any, came: str) -> None:
 
     with refused(rf"`false_fn`.*`true_fn` returns: float32\[\?,2\].*came:     {came}"):
         graph.cond(ops.sum(x) > 0.0, lambda: x * 2.0, lambda: other(x))
+
+
+def test_branches_of_other_sizes_at_a_run(session: graph.Session, backend: str) -> None:
+    x = graph.placeholder("float32", [None])
+    y = graph.cond(ops.sum(x) > 0.0, lambda: x * 2.0, lambda: np.ones(3, "float32"))
+
+    assert session.run(y, {x: [1.0, 2.0, 3.0]}).tolist() == [2.0, 4.0, 6.0]
+    if backend == "tensorflow":
+        assert session.run(y, {x: [1.0, 2.0]}).tolist() == [2.0, 4.0]
+        return
+    with refused(r"same shapes.*\(2,\)"):
+        session.run(y, {x: [1.0, 2.0]})
 
 
 def test_branches_return_tensors() -> None:

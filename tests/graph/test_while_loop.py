@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import normal
+from helpers import assert_same, normal
 from keras import layers, ops
 
 import trainstep as ts
@@ -114,6 +114,40 @@ def test_gradients_of_a_loop_with_a_limit(session: graph.Session) -> None:
         turns, dw_value, dx_value = session.run([count, dw, dx], {x: values})
         assert dw_value == turns * 2.0 ** (turns - 1) * sum(values)
         np.testing.assert_array_equal(dx_value, np.full(len(values), 2.0**turns))
+
+
+def test_a_recurrent_layer_over_any_length_is_trained_as_by_hand(
+    session: graph.Session,
+) -> None:
+    x, cell = graph.placeholder("float32", [None, None, 2]), layers.Dense(2, activation="tanh")
+    steps = graph.shape(x)[1]
+    _, last = graph.while_loop(
+        lambda i, h: i < steps,
+        lambda i, h: (i + 1, cell(h + ops.take(x, i, axis=1))),
+        (0, ops.zeros_like(x[:, 0])),
+        maximum_iterations=5,
+    )
+    loss = ops.mean(last**2)
+    slopes = graph.gradients(loss, cell.trainable_variables)
+
+    def by_hand(data: Any) -> Any:
+        h = 0.0 * data[:, 0]
+        for i in range(data.shape[1]):
+            h = cell(h + data[:, i])
+        return ops.mean(h**2)
+
+    for shape in ((2, 3, 2), (4, 5, 2), (3, 4, 2), (1, 1, 2)):
+        data = normal(*shape)
+        found = session.run([loss, *slopes], {x: data})
+        value, grads = ts.value_and_grad(by_hand, cell.trainable_variables)(data)
+        assert_same(found, [value, *grads], rtol=1e-5, atol=ROUNDING)
+
+
+def test_a_loop_beside_what_is_differentiated_needs_no_limit(session: graph.Session) -> None:
+    x, w, (_, result) = grown()
+    (slope,) = graph.gradients(w * w, w)
+
+    assert session.run([slope, result], {x: [64.0]})[0] == 4.0
 
 
 def test_gradients_of_an_endless_loop(session: graph.Session, backend: str) -> None:

@@ -29,7 +29,27 @@ class _Branches(Holding):
     def call(self, pred: Any, inputs: Any) -> Any:
         known = dict(zip(self._keys, inputs, strict=True))
         depth = len(_side_by_side())
-        return ops.cond(pred, *(partial(_run, body, known, depth) for body in self.bodies))
+        shapes: list[str] = []
+
+        def branch(body: Body) -> list[Any]:
+            found = _run(body, known, depth)
+            shapes.append(", ".join(str(tuple(value.shape)) for value in found))
+            return found
+
+        try:
+            return ops.cond(pred, *(partial(branch, body) for body in self.bodies))
+        except ArgumentError:
+            raise
+        except (TypeError, ValueError) as error:
+            if len(set(shapes[-2:])) < 2:
+                raise
+            raise ArgumentError(
+                _FUNCTION,
+                "true_fn, false_fn",
+                "the same shapes of both at a run, also where axes are declared as None",
+                " and ".join(shapes[-2:]),
+                "pad or cut them to the same sizes",
+            ) from error
 
 
 def _side_by_side() -> Sequence[tuple[Any, int]]:
