@@ -221,3 +221,13 @@ def test_a_function_that_takes_tensors_from_around_it_is_told_the_cure(
         session.run(graph.call(lambda t: t * y, x), {x: [1.0]})
     with pytest.raises(ts.ArgumentError, match=r"(?s)`graph\.cond`.*`graph\.shape`"):
         graph.call(lambda t: t.reshape_to_what_is_not_there, x)
+
+
+def test_an_array_stands_on_the_right_of_what_keras_gave(session: graph.Session) -> None:
+    x, ones = graph.placeholder("float32", [3]), np.ones(3, "float32")
+
+    with pytest.raises(ValueError, match="symbolic"):
+        ones * ops.square(x)  # NumPy computes it, and asks for numbers
+    found = [ops.square(x) * ones, ops.multiply(ones, ops.square(x)), ones * (x * x)]
+    for value in session.run(found, {x: [1.0, 2.0, 3.0]}):
+        assert value.tolist() == [1.0, 4.0, 9.0]

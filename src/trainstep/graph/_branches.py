@@ -100,7 +100,7 @@ def cond(
     Example:
         >>> from trainstep import graph
         >>> x = graph.placeholder("float32", [])
-        >>> root = graph.cond(x > 0.0, lambda: x**0.5, lambda: 0.0 * x)
+        >>> root = graph.cond(x > 0.0, lambda: x**0.5, lambda: 0.0)
         >>> [float(graph.Session().run(root, {x: value})) for value in (9.0, -9.0)]
         [3.0, 0.0]
         >>> best = graph.Variable(0.0)
