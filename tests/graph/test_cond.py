@@ -353,6 +353,9 @@ def test_operations_stand_alone_and_are_made_inside() -> None:
     with refused(r"`false_fn`.*`true_fn` returns: <graph\.Operation assign.*came:     float32\[\]"):
         graph.cond(x > 0.0, lambda: w.assign(x), lambda: x)
 
+    with refused(r"`true_fn`.*`assign.*which it does not return"):
+        graph.cond(x > 0.0, lambda: (w.assign(x), None)[1], graph.no_op)
+
     def ordered() -> Any:
         with graph.control_dependencies([step]):
             return w * 2.0

@@ -111,15 +111,20 @@ def written(
     if graph.count - count != (0 if operations is None else len(done)):
         came = "a `control_dependencies`" if not done or operations else "an operation"
         raise _writes(function, argument, f"{came} inside")
-    every = nodes_from(graph.sources)
-    inner = {node for node in every if node not in known and _stays_inside(node, known)}
+    new = [node for node in nodes_from(graph.sources) if node not in known]
+    inner = {node for node in new if _stays_inside(node, known)}
     graph.inside.update(dict.fromkeys([*inner, *done], function))
-    used = [*(t for node in inner for t in node.input_tensors), *flat]
-    nodes = needed(flat, {id(t) for t in used if node_of(t) not in inner})
-    used = [*(t for node in nodes for t in node.input_tensors), *flat]
-    inputs = distinct([t for t in used if node_of(t) not in inner])
+    nodes, inputs = _bounded(flat, inner)
     _check_gradients(nodes, inputs, function, argument)
     return Body(returned, flat, nodes, inputs, operations)
+
+
+def _bounded(outputs: Sequence[Any], inner: Collection[Any]) -> tuple[list[Any], list[Any]]:
+    """The inner nodes that outputs need, and what these take from outside."""
+    used = [*(t for node in inner for t in node.input_tensors), *outputs]
+    nodes = needed(outputs, {id(t) for t in used if node_of(t) not in inner})
+    used = [*(t for node in nodes for t in node.input_tensors), *outputs]
+    return nodes, distinct([t for t in used if node_of(t) not in inner])
 
 
 def _with_parts(
@@ -140,6 +145,16 @@ def _with_parts(
             "operations that the function makes itself",
             f"{describe(other)}, which is none of them",
             "make it inside of the function: `lambda: w.assign(...)`",
+        )
+    inside = get_default_graph().inside
+    left = next((each for each in done if id(each) not in every and each not in inside), None)
+    if left is not None:
+        raise ArgumentError(
+            function,
+            argument,
+            "a function that returns the operations that it makes",
+            f"{describe(left)}, which it does not return",
+            "return it; several as a list, or as a `graph.group`",
         )
     return sorted(every.values(), key=lambda operation: operation.index)
 
