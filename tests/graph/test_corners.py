@@ -198,6 +198,36 @@ def test_branches_that_take_tensors_from_around_them_are_refused(
 
     with pytest.raises((ts.ArgumentError, ValueError)) as refused:  # by Keras, where it can tell
         session.run(ops.cond(ops.sum(x) > 3.0, lambda: y * 2.0, lambda: y), {x: [1.0]})
+    if backend != "jax":
+        assert "`graph.cond`" in str(refused.value)
 
-    if backend == "tensorflow":
+    with pytest.raises((ts.ArgumentError, ValueError)) as refused:
+        session.run(ops.scan(lambda c, v: (c + y[0], c + v), x[0], x)[0], {x: [1.0]})
+    if backend != "jax":
         assert "graph.call" in str(refused.value)
+
+    loop = ops.while_loop(lambda v: ops.sum(v) < 3.0, lambda v: v + y, x)
+    with pytest.raises(ts.ArgumentError, match=r"(?s)keras\.ops\.while_loop.*`graph\.while_loop`"):
+        session.run(loop, {x: [1.0]})
+
+
+def test_a_function_that_takes_tensors_from_around_it_is_told_the_cure(
+    session: graph.Session,
+) -> None:
+    x = graph.placeholder("float32", [None])
+    y = x * 2.0
+
+    with pytest.raises(ts.ArgumentError, match=r"(?s)graph\.call.*as arguments"):
+        session.run(graph.call(lambda t: t * y, x), {x: [1.0]})
+    with pytest.raises(ts.ArgumentError, match=r"(?s)`graph\.cond`.*`graph\.shape`"):
+        graph.call(lambda t: t.reshape_to_what_is_not_there, x)
+
+
+def test_an_array_stands_on_the_right_of_what_keras_gave(session: graph.Session) -> None:
+    x, ones = graph.placeholder("float32", [3]), np.ones(3, "float32")
+
+    with pytest.raises(ValueError, match="symbolic"):
+        ones * ops.square(x)  # NumPy computes it, and asks for numbers
+    found = [ops.square(x) * ones, ops.multiply(ones, ops.square(x)), ones * (x * x)]
+    for value in session.run(found, {x: [1.0, 2.0, 3.0]}):
+        assert value.tolist() == [1.0, 4.0, 9.0]

@@ -145,6 +145,13 @@ def test_a_key_of_a_name_that_is_not_there(program: Program) -> None:
     assert "rows" in message  # the one that was meant
 
 
+def test_a_tensor_that_is_fed_twice(program: Program) -> None:
+    run = program.session.run
+
+    refused(lambda: run(program.logits, {program.x: X, "rows": X}), "`rows`", "'rows'", "two")
+    refused(lambda: run(program.logits, {"rows:0": X, "rows": X}), "'rows:0' and 'rows'")
+
+
 def test_a_feed_that_is_no_dict(program: Program) -> None:
     refused(lambda: program.session.run(program.fetches, [X, Y]), "feed_dict")
 

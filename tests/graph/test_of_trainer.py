@@ -380,3 +380,39 @@ def test_batches_of_another_size_train_as_they_do_in_the_trainer() -> None:
         theirs.train_on_batch(x, y)
 
     assert_trained_alike(mine, theirs, LINEAR)
+
+
+# Targets of one axis
+
+
+class Squares(keras.losses.Loss):
+    """A loss that takes targets as they are."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return ops.mean((y_true - y_pred) ** 2, axis=-1)
+
+
+def test_targets_of_one_axis_are_taken_as_the_trainer_takes_them() -> None:
+    def model() -> keras.Model:
+        keras.utils.set_random_seed(5)
+        return keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+
+    flat = normal(8, seed=2)
+    trainer = ts.Trainer(model(), keras.optimizers.SGD(0.1), "mse")
+    parts = graph.of(ts.Trainer(model(), keras.optimizers.SGD(0.1), "mse"))
+    with graph.Session() as session:
+        _, loss = session.run([parts.train, parts.loss], {parts.x: X, parts.y: flat})
+        step = session.make_callable([parts.train, parts.loss], [parts.x, parts.y])
+        again = step(X, flat.tolist())[1]
+
+    wanted = [trainer.train_on_batch(X, flat)["loss"] for _ in range(2)]
+    np.testing.assert_allclose([loss, again], [float(value) for value in wanted], rtol=ADAPTIVE)
+    assert_same(parts.variables, trainer.model.trainable_variables, rtol=LINEAR, atol=LINEAR)
+
+
+def test_a_loss_that_takes_targets_as_they_are_wants_their_axes() -> None:
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    parts = graph.of(ts.Trainer(model, "sgd", Squares()))
+
+    with pytest.raises(ts.ArgumentError, match=r"(?s)`y` float32\[\?,1\].*float32\[8\]"):
+        graph.Session().run(parts.loss, {parts.x: X, parts.y: normal(8)})

@@ -158,3 +158,22 @@ def test_what_is_the_default_is_so_in_its_thread_alone() -> None:
 
     assert found[0][0] is not inside
     assert found[0][1] is None
+
+
+def test_a_session_runs_inside_a_plain_tf_function(backend: str) -> None:
+    if backend != "tensorflow":
+        pytest.skip("it is TensorFlow's own")
+    import tensorflow as tf
+
+    x, w = graph.placeholder("float32", [None]), graph.Variable(2.0)
+    fetches = [w.assign_add(1.0), w * x]
+    session = graph.Session()
+    step = session.make_callable(fetches, [x])
+
+    run = tf.function(lambda data: session.run(fetches, {x: data})[1] + 1.0, autograph=False)
+    call = tf.function(lambda data: step(data)[1] + 1.0, autograph=False)
+    data = tf.constant([1.0, 2.0])
+
+    assert [run(data).numpy().tolist() for _ in range(2)] == [[3.0, 5.0], [4.0, 7.0]]
+    assert call(data).numpy().tolist() == [5.0, 9.0]
+    assert w.numpy() == 5.0

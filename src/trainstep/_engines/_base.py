@@ -133,6 +133,7 @@ class Engine(Protocol):
     compiles_at_first_run: bool
     compilers: tuple[str, ...]  # the quick one first, the thorough one last
     branches_by_value: bool  # Keras's control flow asks Python for the predicate
+    loops_have_gradients: bool  # those of `keras.ops.while_loop`
     # What sizes that vary cost: "bucket", a program for each of a few sizes, the arrays padded and
     # masked; "dynamic", one program for all; "exact", a program each.
     sizes: str

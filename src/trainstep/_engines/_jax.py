@@ -62,6 +62,7 @@ class JaxEngine:
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("xla",)
     branches_by_value = False
+    loops_have_gradients = False
     sizes = "bucket"
     # By its name: to make one would start JAX, and many processes have to meet before that.
     array_types: tuple[type, ...] = (ArrayImpl,)

@@ -55,6 +55,7 @@ class NullEngine:
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("nothing",)
     branches_by_value = False
+    loops_have_gradients = True
 
     def __init__(self, sizes: str = "exact") -> None:
         self.sizes = sizes

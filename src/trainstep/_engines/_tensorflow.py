@@ -50,6 +50,7 @@ class TensorFlowEngine:
     compiles_at_first_run = True
     compilers: tuple[str, ...] = ("graph", "xla")
     branches_by_value = False
+    loops_have_gradients = True
     sizes = "dynamic"
 
     def __init__(self) -> None:

@@ -72,6 +72,7 @@ class TorchEngine:
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("graph", "inductor")
     branches_by_value = True
+    loops_have_gradients = True
     sizes = "dynamic"
     array_types: tuple[type, ...] = (torch.Tensor,)
 

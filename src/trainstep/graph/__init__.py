@@ -5,8 +5,10 @@ more, compiled once for each set of fetches.
 """
 
 from trainstep.graph import train as train
+from trainstep.graph._branches import cond as cond
 from trainstep.graph._calls import call as call
 from trainstep.graph._calls import identity as identity
+from trainstep.graph._calls import shape as shape
 from trainstep.graph._draw import draw as draw
 from trainstep.graph._gradients import clip_by_global_norm as clip_by_global_norm
 from trainstep.graph._gradients import clip_by_norm as clip_by_norm
@@ -16,6 +18,7 @@ from trainstep.graph._gradients import gradients as gradients
 from trainstep.graph._graphs import Graph as Graph
 from trainstep.graph._graphs import get_default_graph as get_default_graph
 from trainstep.graph._graphs import reset_default_graph as reset_default_graph
+from trainstep.graph._loops import while_loop as while_loop
 from trainstep.graph._of import TrainerGraph as TrainerGraph
 from trainstep.graph._of import of as of
 from trainstep.graph._operations import Operation as Operation
@@ -54,6 +57,7 @@ __all__ = [
     "clip_by_global_norm",
     "clip_by_norm",
     "clip_by_value",
+    "cond",
     "constant",
     "control_dependencies",
     "draw",
@@ -72,6 +76,8 @@ __all__ = [
     "random_uniform",
     "read",
     "reset_default_graph",
+    "shape",
     "train",
     "trainable_variables",
+    "while_loop",
 ]

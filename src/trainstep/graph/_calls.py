@@ -1,4 +1,4 @@
-"""Tensors that are made of others by us: `identity`, and a Python function as a node."""
+"""Tensors that are made of others by us: `identity`, `shape`, and a Python function as a node."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 from trainstep._errors import ArgumentError
 from trainstep.graph._tensors import Made, Tensor
@@ -34,6 +35,32 @@ def identity(tensor: Any, name: str | None = None) -> Tensor:
     """
     tensor = as_tensor(tensor, "graph.identity", "tensor")
     (made,) = Identity().give((tensor,), [tensor], name)
+    return made  # type: ignore[no-any-return]
+
+
+class _Shape(Made):
+    kind = "shape"
+    is_fresh = True
+
+    def call(self, x: Any) -> Any:
+        found = [ops.convert_to_tensor(size, "int32") for size in ops.shape(x)]
+        return ops.stack(found) if found else ops.zeros((0,), "int32")
+
+
+def shape(tensor: Any, name: str | None = None) -> Tensor:
+    """The sizes of a tensor at a run, also of axes that were declared as None.
+
+    Example:
+        >>> import keras
+        >>> from trainstep import graph
+        >>> x = graph.placeholder("float32", [None, 3])
+        >>> rows = keras.ops.cast(graph.shape(x)[0], "float32")
+        >>> mean = keras.ops.sum(x, axis=0) / rows
+        >>> graph.Session().run(mean, {x: [[1, 2, 3], [3, 2, 1]]}).tolist()
+        [2.0, 2.0, 2.0]
+    """
+    tensor = as_tensor(tensor, "graph.shape", "tensor")
+    (made,) = _Shape().give((tensor,), [keras.KerasTensor((len(tensor.shape),), "int32")], name)
     return made  # type: ignore[no-any-return]
 
 
@@ -101,8 +128,9 @@ def called(
             "fn",
             "a function that can be run on tensors without values",
             f"{operation.kind}, which raised {type(error).__name__}: {_first_line(error)}",
-            "choose between tensors with `keras.ops.where` or `keras.ops.cond`, not with `if`; "
-            "sizes of axes that were declared as None are not known before a run",
+            "pass all tensors as arguments, or write `graph.cond` or `graph.while_loop`, whose "
+            "functions may take them from around them; choose with `keras.ops.where` or "
+            "`keras.ops.cond`, not with `if`; `graph.shape` has sizes that are declared as None",
         ) from error
     flat = keras.tree.flatten(spec)
     made = operation.give(args, flat, name)

@@ -7,18 +7,21 @@ are one forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import keras
 from keras import ops
 
+from trainstep._engines import current
 from trainstep._errors import ArgumentError
 from trainstep._grad import differentiated
 from trainstep._state import discarded
 from trainstep.graph._tensors import Made, label, node_of
-from trainstep.graph._walk import downstream, needed, variables_in
+from trainstep.graph._walk import downstream, needed, variables_in, with_inner
 
 Values = dict[int, Any]  # by the id of a tensor
 
@@ -58,6 +61,7 @@ class Computation:
         past: Mapping[int, Any] = MappingProxyType({}),
     ) -> None:
         self.fed, self._shifts, self._past = fed, shifts or {}, past
+        self._path: Collection[Any] = ()  # the nodes that are differentiated
 
     def after(self, tensors: Sequence[Any]) -> Computation:
         """A computation after an update, when some tensors have been computed already."""
@@ -75,11 +79,16 @@ class Computation:
     def _run(self, node: Any, values: Values) -> None:
         args, kwargs = node.arguments.fill_in(values)
         try:
-            outputs = keras.tree.flatten(node.operation(*args, **kwargs))
+            with _differentiation() if node in self._path else contextlib.nullcontext():
+                outputs = keras.tree.flatten(node.operation(*args, **kwargs))
+        except ArgumentError:
+            raise
         except (TypeError, ValueError) as error:
             if _takes_functions(node):
                 raise _closes_over(node) from error
             raise
+        if any(isinstance(value, keras.KerasTensor) for value in outputs):
+            raise _closes_over(node)
         for tensor, value in zip(node.outputs, outputs, strict=True):
             shift = self._shifts.get(id(tensor))
             values[id(tensor)] = value if shift is None else value + shift
@@ -112,6 +121,7 @@ class Computation:
             shifts = {id(x): given.pop(id(x)) for x in shifted}
             here = {**known, **given}
             inside = Computation(self.fed, {**self._shifts, **shifts}, self._past)
+            inside._path = set(needed(y for ys in losses for y in ys))
             for tensor in behind:
                 inside._go_on_behind(tensor, here)
             inside.add([*(y for ys in losses for y in ys), *beside], here)
@@ -119,7 +129,13 @@ class Computation:
             sums = [[_summed(here[id(y)]) for y in ys] for ys in losses]
             return [sum(one[1:], one[0]) for one in sums], [here[key] for key in keys]
 
-        aux, by_variable, by_x = differentiated(totals, list(variables.values()), at)
+        try:
+            aux, by_variable, by_x = differentiated(totals, list(variables.values()), at)
+        except ValueError as error:
+            loops = _endless(nodes) if "while_loop" in str(error) else []
+            if not loops:
+                raise
+            raise _no_way_back(loops[0]) from error
         found = dict(zip(keys, aux, strict=True))
         for ys, ours, theirs in zip(losses, by_variable, by_x, strict=True):
             by = dict(zip(variables, ours, strict=True)) | dict(zip(order, theirs, strict=True))
@@ -166,19 +182,69 @@ class Computation:
         values[id(tensor)] = given + (own - ops.stop_gradient(own))
 
 
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.depth = 0
+
+
+_local = _Local()
+
+
+@contextlib.contextmanager
+def _differentiation() -> Iterator[None]:
+    _local.depth += 1
+    try:
+        yield
+    finally:
+        _local.depth -= 1
+
+
+def is_differentiating() -> bool:
+    """Whether what is computed now is differentiated, by this thread."""
+    return _local.depth > 0
+
+
 def _takes_functions(node: Any) -> bool:
-    return any(map(callable, (*node.arguments.args, *node.arguments.kwargs.values())))
+    if isinstance(node.operation, (Made, keras.Layer)):
+        return False
+    own = [value for key, value in vars(node.operation).items() if not key.startswith("_")]
+    given = keras.tree.flatten([node.arguments.args, node.arguments.kwargs, own])
+    return any(callable(each) and not isinstance(each, type) for each in given)
 
 
 def _closes_over(node: Any) -> ArgumentError:
     name = keras.src.utils.naming.to_snake_case(type(node.operation).__name__)
+    cure = "pass them as arguments: `graph.call(function, *tensors)`"
+    if name in ("cond", "while_loop"):
+        cure = f"write `graph.{name}`, whose functions may take tensors from around them"
+    elif name != "call":
+        cure = (
+            f"write a function of these tensors that calls `keras.ops.{name}`, and make it a node "
+            "with `graph.call(function, *tensors)`"
+        )
     return ArgumentError(
-        f"keras.ops.{name}",
-        "functions",
+        "graph.call" if name == "call" else f"keras.ops.{name}",
+        "fn" if name == "call" else "functions",
         "functions that take all tensors as arguments",
         "functions that take tensors of the graph from around them, perhaps",
-        f"write a function of these tensors that calls `keras.ops.{name}`, and make it a node "
-        "with `graph.call(function, *tensors)`",
+        cure,
+    )
+
+
+def _endless(nodes: Sequence[Any]) -> list[Any]:
+    """The loops without a number of turns that gradients go through."""
+    under = needed(y for node in nodes for y in node.operation.ys)
+    return [n for n in with_inner(under) if getattr(n.operation, "is_endless", False)]
+
+
+def _no_way_back(loop: Any) -> ArgumentError:
+    return ArgumentError(
+        "graph.gradients",
+        "ys",
+        f"a tensor that {current().name} can differentiate",
+        f"one of the loop `{label(loop.outputs[0])}`, which may take any number of turns",
+        "give it `maximum_iterations=` as a number; or write `keras.ops.scan` or "
+        "`keras.ops.fori_loop` in a function for `graph.call`",
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from trainstep._errors import ArgumentError
 from trainstep._signature import array_text
 from trainstep.graph._graphs import Graph
-from trainstep.graph._tensors import describe
+from trainstep.graph._tensors import describe, node_of
 from trainstep.graph._variables import Variable
 from trainstep.graph._walk import sources_of
 
@@ -28,7 +28,26 @@ def named(graph: Graph, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
             f"a {type(feeds).__name__}",
             "write `feed_dict={x: batch}`",
         )
-    return {tensor_of(graph, key): value for key, value in feeds.items()}
+    found = {tensor_of(graph, key): value for key, value in feeds.items()}
+    if len(found) < len(feeds):
+        raise _twice(graph, list(feeds))
+    return found
+
+
+def _twice(graph: Graph, keys: Sequence[Any]) -> ArgumentError:
+    seen: dict[Any, Any] = {}
+    for key in keys:
+        first = seen.setdefault(tensor_of(graph, key), key)
+        if first is not key:
+            break
+    shown = [repr(each) if isinstance(each, str) else describe(each) for each in (first, key)]
+    return ArgumentError(
+        _FUNCTION,
+        "feed_dict",
+        "one value for each tensor",
+        f"two for the same: {' and '.join(shown)}",
+        "leave one of them out",
+    )
 
 
 def tensor_of(graph: Graph, key: Any) -> Any:
@@ -61,6 +80,19 @@ def check_graph(graph: Graph, tensor: Any) -> None:
             f"{describe(tensor)}, of another graph",
             "make the session with `Session(graph=...)` for the graph that it was built in",
         )
+    if (node := node_of(tensor)) in graph.inside:
+        raise inside("feed_dict", tensor, graph.inside[node])
+
+
+def inside(argument: str, what: Any, function: str) -> ArgumentError:
+    """The error for what was written in a branch or a loop, and is nothing outside of it."""
+    return ArgumentError(
+        _FUNCTION,
+        argument,
+        f"what was not made in a function of `{function}`",
+        describe(what),
+        f"return it from that function, and take it from what `{function}` returns",
+    )
 
 
 def converter(tensor: Any) -> Callable[[Any], Any]:
@@ -79,7 +111,11 @@ def converter(tensor: Any) -> Callable[[Any], Any]:
                 return value  # a tensor of the engine's
         return _converted(tensor, value, wanted)
 
-    return fit
+    def fit_column(value: Any) -> Any:
+        value = fit(value)
+        return value[:, None] if len(value.shape) == 1 else value
+
+    return fit_column if getattr(tensor, "is_column", False) else fit
 
 
 def _converted(tensor: Any, value: Any, wanted: str) -> Any:

@@ -45,13 +45,16 @@ class Graph:
     def __init__(self) -> None:
         self.sources: list[Any] = []
         self.optimizers: list[Any] = []
+        self.operations: list[Any] = []
         self.reads: dict[int, Any] = {}  # tensors of Keras variables that others made
         self.blocks = _Blocks()
         # The block that a node was written in; None if it was shielded from the blocks around it.
         self.placed: dict[Any, Block | None] = {}
+        # Nodes and operations of a branch or a loop, and which function they were written in.
+        self.inside: dict[Any, str] = {}
         self._names: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._count = 0
+        self.count = 0  # of operations and blocks so far
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
@@ -77,8 +80,8 @@ class Graph:
     def next_index(self) -> int:
         """A number for an operation: they run in the order in which they were made."""
         with self._lock:
-            self._count += 1
-            return self._count
+            self.count += 1
+            return self.count
 
     def find(self, name: str) -> Any:
         """The tensor or operation of a name; None if there is none."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 from keras import ops, tree
+from keras.src.losses.losses import LossFunctionWrapper
 
 from trainstep._errors import ArgumentError
 from trainstep._recipe import Recipe
@@ -112,7 +113,7 @@ def of(trainer: Trainer, x: Any = None, y: Any = None, sample_weight: Any = Fals
     outputs = _called(model, inputs, training=True)
     targets = None
     if recipe.takes_targets:
-        targets = _placeholders(_targets(model, recipe, outputs) if y is None else y, "y")
+        targets = _targets(model, recipe, outputs) if y is None else _placeholders(y, "y")
     weights = None
     if sample_weight is not False:
         spec = Spec((None,)) if sample_weight is True else sample_weight
@@ -188,7 +189,7 @@ def _inputs(model: Any) -> Any:
 
 
 def _targets(model: Any, recipe: Recipe, outputs: Any) -> Any:
-    """What the targets look like: the outputs, or class numbers."""
+    """Placeholders of targets that look like the outputs, or of class numbers."""
     flat, loss = tree.flatten(outputs), recipe.loss
     if isinstance(loss, dict):
         names = list(outputs) if isinstance(outputs, dict) else getattr(model, "output_names", [])
@@ -211,7 +212,17 @@ def _targets(model: Any, recipe: Recipe, outputs: Any) -> Any:
         else Spec(tuple(o.shape), keras.config.floatx())
         for o, each in zip(flat, losses, strict=True)
     ]
-    return tree.pack_sequence_as(outputs, found)
+    made = _placeholders(tree.pack_sequence_as(outputs, found), "y")
+    for each, own in zip(tree.flatten(made), losses, strict=True):
+        each.is_column = tuple(each.shape) == (None, 1) and _takes_flat(model, own)
+    return made
+
+
+def _takes_flat(model: Any, loss: Any) -> bool:
+    """Whether targets `[n]` are to a loss what `[n, 1]` are: Keras makes them so for its own."""
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return False
+    return not isinstance(loss, keras.Loss) or type(loss).call is LossFunctionWrapper.call
 
 
 def _is_sparse(loss: Any) -> bool:

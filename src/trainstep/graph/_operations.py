@@ -40,6 +40,7 @@ class Operation:
         self.parts: list[Operation] = []
         self.block: Block | None = self.graph.blocks.current
         self.index = self.graph.next_index()
+        self.graph.operations.append(self)
 
     def perform(self, values: list[Any]) -> None:
         """Does it, inside a step.

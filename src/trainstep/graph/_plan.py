@@ -16,6 +16,7 @@ from keras import ops
 from trainstep import _state
 from trainstep._errors import ArgumentError
 from trainstep.graph._evaluate import Computation, Gradients, Values, through
+from trainstep.graph._feeds import inside
 from trainstep.graph._graphs import Graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._steps import steps_of
@@ -55,6 +56,7 @@ class Plan:
         sources = sources_of(wanted, given)
         _check_graph(graph, fetches, sources)
         _check_fed(sources)
+        _check_outside(graph, needed(wanted, given), self.steps)
         used = {id(t) for node in needed(wanted, given) for t in node.input_tensors}
         used |= {id(t) for t in wanted}
         self.fed = [tensor for tensor in fed if id(tensor) in used]
@@ -212,6 +214,13 @@ def _check_graph(graph: Graph, fetches: Sequence[Any], sources: Sequence[Any]) -
             if made
             else "begin with `graph.placeholder` instead of `keras.Input`",
         )
+
+
+def _check_outside(graph: Graph, nodes: Sequence[Any], steps: Sequence[Any]) -> None:
+    inner = next((each for each in (*steps, *nodes) if each in graph.inside), None)
+    if inner is not None:
+        what = inner if isinstance(inner, Operation) else inner.outputs[0]
+        raise inside("fetches", what, graph.inside[inner])
 
 
 def _check_fed(sources: Sequence[Any]) -> None:

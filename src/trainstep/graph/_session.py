@@ -239,13 +239,16 @@ def _closed() -> ArgumentError:
 
 
 def on_host(value: Any) -> Any:
-    """A NumPy array, or a NumPy number."""
+    """A NumPy array or number; inside a `tf.function`, where there is none yet, the tensor."""
     if hasattr(value, "numpy"):
         try:
             return value.numpy()[()]
         except (TypeError, RuntimeError):  # on another device, or of a dtype that NumPy lacks
             pass
-    return ops.convert_to_numpy(value)[()]
+    try:
+        return ops.convert_to_numpy(value)[()]
+    except NotImplementedError:
+        return value
 
 
 def _identity(fetch: Any) -> Any:

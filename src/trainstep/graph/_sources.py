@@ -119,6 +119,7 @@ def as_array(value: Any, dtype: str | None = None) -> Any:
 
 class _Random(Made):
     kind = "random"
+    is_random = True
 
     def __init__(self, draw: Callable[..., Any], args: Sequence[Any], seed: Any) -> None:
         super().__init__()

@@ -29,6 +29,7 @@ class Tensor(keras.KerasTensor):  # type: ignore[misc]
     __array_ufunc__ = None  # `array + tensor` is ours, and not one sum per element of NumPy's
     graph: Graph
     is_named = False  # whether it is in the graph under its name
+    is_column = False  # whether values of one axis are fed as `[n, 1]`
 
     def eval(self, feed_dict: Any = None, session: Session | None = None) -> Any:
         """Its value, in a session or in the default one."""
@@ -77,6 +78,9 @@ class Made(keras.Operation):  # type: ignore[misc]
     is_fed = False
     is_opaque = False  # whether it may read variables that nobody knows of
     is_fresh = False  # whether its results share no memory with what it takes
+    is_random = False
+    is_endless = False  # whether it is a loop of which nobody knows how many turns it may take
+    inner: Sequence[Any] = ()  # the nodes of its branches or of its loop
 
     def uses(self) -> list[Any]:
         """Layers, variables and functions that it runs."""

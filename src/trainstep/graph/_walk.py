@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -33,6 +33,13 @@ def needed(tensors: Iterable[Any], given: Collection[int] = ()) -> list[Any]:
         parents = [node_of(t) for t in reversed(node.input_tensors) if id(t) not in given]
         stack += [(parent, False) for parent in parents if parent and parent not in done]
     return list(done)
+
+
+def with_inner(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Nodes, and those of the branches and loops among them."""
+    for node in nodes:
+        yield node
+        yield from with_inner(getattr(node.operation, "inner", ()))
 
 
 def sources_of(tensors: Iterable[Any], given: Collection[int] = ()) -> list[Any]:
