@@ -9,6 +9,7 @@ notices ends its process from here.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 LOST = 75  # the exit code: a failure that a new attempt may cure
+_is_lost = threading.Event()
 _ROOT = "trainstep/pulse"
 _DONE = "done"
 _BEATS = 5  # in the time that a silence may last
@@ -57,42 +59,51 @@ class Pulse:
         self._end = end or leave
         self._stopped = threading.Event()
         self._heard: dict[int, tuple[str, float]] = {}
-        self._thread = threading.Thread(target=self._run, name="trainstep pulse", daemon=True)
+        self._answered = 0.0  # when the store did so last
 
     def start(self) -> None:
         """Begins."""
         atexit.register(self.stop)
         now = time.monotonic()
-        self._heard = dict.fromkeys(self._peers(), ("", now))
-        self._thread.start()
+        self._heard, self._answered = dict.fromkeys(self._peers(), ("", now)), now
+        for work in (self._beat, self._watch):
+            threading.Thread(target=work, name="trainstep pulse", daemon=True).start()
 
     def stop(self) -> None:
         """Ends, and lets the others know that this process has done its part."""
         if self._stopped.is_set():
             return
         self._stopped.set()
-        try:
+        if _is_lost.is_set():  # the engine would wait for it once more
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(LOST)
+        with contextlib.suppress(Exception):  # the first process may have ended before
             self._store.set(f"{_ROOT}/{self._index}", _DONE)
-        except Exception:  # the first process has ended before
-            return
 
     def _peers(self) -> list[int]:
         return [p for p in range(self._count) if p != self._index] if self._index == 0 else [0]
 
-    def _run(self) -> None:
+    def _beat(self) -> None:
         beat = 0
         while not self._stopped.wait(self._heartbeat / _BEATS):
             beat += 1
             try:
                 self._store.set(f"{_ROOT}/{self._index}", str(beat))
                 found = self._store.all(_ROOT)
-            except Exception:  # who keeps the store does not answer
-                found = {}
-            if self._stopped.is_set():
-                return
+            except Exception:  # who keeps the store is gone: `_watch` counts the time
+                continue
+            self._answered = time.monotonic()
             lost = self._lost(found)
-            if lost is not None:
+            if lost is not None and not self._stopped.is_set():
                 self._tell(lost)
+                return
+
+    def _watch(self) -> None:
+        """The first process keeps the store; if it does not answer, a beat waits for ever."""
+        while not self._stopped.wait(self._heartbeat / _BEATS):
+            if time.monotonic() - self._answered > self._heartbeat:
+                self._leave(0)
                 return
 
     def _lost(self, found: dict[str, str]) -> int | None:
@@ -111,16 +122,22 @@ class Pulse:
 
     def _tell(self, lost: int) -> None:
         if self._index == 0:
-            try:
+            with contextlib.suppress(Exception):
                 self._store.set(f"{_ROOT}/lost", str(lost))
                 time.sleep(self._heartbeat / _BEATS)  # the store ends with this process
-            except Exception:
-                pass
+        self._leave(lost)
+
+    def _leave(self, lost: int) -> None:
         self._end(
             f"trainstep: process {lost} of {self._count} was not heard of for "
             f"{self._heartbeat:g} s. Process {self._index} ends, as all others do: restart them, "
             "and they go on from the newest checkpoint."
         )
+
+
+def note_lost() -> None:
+    """A step has failed, since a process is gone: this one ends without waiting for it."""
+    _is_lost.set()
 
 
 def leave(message: str) -> None:

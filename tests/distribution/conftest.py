@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import keras
 import pytest
 from keras.src.backend.common import dtypes
+
+from tests.distribution.wide import widened
 
 DEVICES = int(os.environ.get("TRAINSTEP_DEVICES", "0"))
 
@@ -37,12 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Computes in float64, also where Keras would take float32 for a float64 and a float32."""
-    real = dtypes.result_type
-
-    def result_type(*types: Any) -> str:
-        named = [str(getattr(each, "__name__", each)) for each in types]
-        return "float64" if "float64" in named else str(real(*types))
-
+    result_type = widened(dtypes.result_type)
     monkeypatch.setattr(dtypes, "result_type", result_type)
     monkeypatch.setattr("keras.src.backend.result_type", result_type)
     keras.config.set_floatx("float64")

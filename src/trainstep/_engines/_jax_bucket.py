@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainstep._engines._base import Axes, Executable, Options, Refused, Sizes, Tensor, Variable
+from trainstep._engines._jax_processes import whole
 from trainstep._engines._jax_program import Lean, build, settled_text
 from trainstep._engines._jax_sizes import true_shape
 from trainstep._engines._masking import evaluate
@@ -83,7 +84,7 @@ class Bucketed:
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
         sizes = tuple(leaves[leaf].shape[axis] for leaf, axis in self._places)
-        arrays = [pad(x) if pad else x for x, pad in zip(leaves, self._paddings, strict=True)]
+        arrays = [pad(here(x)) if pad else x for x, pad in zip(leaves, self._paddings, strict=True)]
         outs = list(self._run([*arrays, np.array(sizes, np.int32)]))
         return self.cut(outs, sizes) if self._cut else outs
 
@@ -94,11 +95,13 @@ class Bucketed:
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""
         names: dict[str, Any] = {"bucketed": self, "array": np.array, "int32": np.int32}
+        names["here"] = here
         if not isinstance(self._run, Lean):
             return Source(f"outs = bucketed(({''.join(f'{name}, ' for name in arrays)}))", names)
         leaves = []
         for (name, x), pad in zip(arrays.items(), self._paddings, strict=True):
-            leaves.append(f"pad_{name}({name})" if pad else settled_text(name, x))
+            given = name if type(x) is np.ndarray else f"here({name})"
+            leaves.append(f"pad_{name}({given})" if pad else settled_text(name, x))
             names[f"pad_{name}"] = pad
         named = list(arrays)
         sizes = "".join(f"{named[leaf]}.shape[{axis}], " for leaf, axis in self._places)
@@ -118,6 +121,11 @@ class Bucketed:
         for place, part in zip(self._cut, slices, strict=True):
             outs[place] = _part(outs[place], part)
         return outs
+
+
+def here(x: Any) -> Any:
+    """An array that can be read in this process."""
+    return whole(x) if isinstance(x, jax.Array) else x
 
 
 _REMEMBERED = 4096  # sizes whose shapes of outputs are kept

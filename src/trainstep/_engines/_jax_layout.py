@@ -183,6 +183,7 @@ class Spread:
         shardings: What `jax.jit` is told.
         arguments: The inputs as they are fed.
         feeds: Make them of the arguments of a call.
+        is_shared: Whether other processes take part.
         waits: Whether a step has to end before the next one begins.
     """
 
@@ -217,6 +218,7 @@ class Spread:
         self._back = [(batch, axis, rows) if by else None for by in more]
         # Devices that are parts of one processor share its threads. With a second step on its way,
         # the parts of the first may find none, and wait for each other for ever.
+        self.is_shared = layout.processes > 1
         self.waits = layout.mesh.devices.flat[0].platform == "cpu"
 
     def around(self, fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +12,8 @@ import numpy as np
 from jax._src import clusters, distributed
 from jax.experimental import multihost_utils
 
-from trainstep._errors import StrategyError
+from trainstep._errors import ProcessLostError, StrategyError
+from trainstep._pulse import note_lost
 
 Found = tuple[str, int, int]
 _PATIENCE = 3  # JAX's own heartbeat ends a process without a word: ours comes first
@@ -76,3 +78,16 @@ def whole(value: Any) -> Any:
     if value.is_fully_addressable or value.is_fully_replicated:
         return np.asarray(value)
     return np.asarray(multihost_utils.process_allgather(value, tiled=True))
+
+
+def with_others(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call in which all processes take part; if one is gone, it fails with that message."""
+
+    def run(*operands: Any) -> Any:
+        try:
+            return call(*operands)
+        except jax.errors.JaxRuntimeError as error:
+            note_lost()
+            raise ProcessLostError(str(error).splitlines()[0]) from error
+
+    return run

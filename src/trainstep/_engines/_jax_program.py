@@ -23,6 +23,7 @@ from trainstep._engines._hosting import surfacing
 from trainstep._engines._jax_cache import on_disk
 from trainstep._engines._jax_host import hosts_in
 from trainstep._engines._jax_layout import Spread, active, copied, lies
+from trainstep._engines._jax_processes import with_others
 from trainstep._engines._padding import SMALL, own
 from trainstep._source import Source, define
 
@@ -144,6 +145,9 @@ class Lean:
         if spread is not None:
             self._names |= {"feeds": spread.feeds, "fed": operator.call, "apart": _apart_in_parts}
             leaves = "*map(fed, feeds, leaves)"
+            if spread.is_shared:
+                self._names["call"] = with_others(call)
+                self._names["ready"] = with_others(jax.block_until_ready)
         text = self._text(leaves) + "return outs"
         self._run = define("run(leaves)", text, self._names)
 

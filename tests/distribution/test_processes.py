@@ -1,0 +1,108 @@
+"""Many processes, on the loopback device of a network of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def run(directory: Path, script: str = "training.py", **plan: Any) -> dict[str, Any]:
+    given = {"script": str(HERE / script), "directory": str(directory), "count": 2, **plan}
+    source = str(HERE.parents[1] / "src")
+    env = {**os.environ, "PYTHONPATH": source, "TRAINSTEP_CACHE": "off", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "namespace.py"), json.dumps(given)],
+        env=env,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=500,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    if "refused" in found:
+        pytest.skip(found["refused"])
+    return found
+
+
+def hashes(found: dict[str, Any]) -> set[str]:
+    return set(re.findall(r"state of \d: (\w+)", "".join(found["text"].values())))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash of the state of a run that nothing happened to."""
+    found = run(tmp_path_factory.mktemp("undisturbed"))
+    assert found["codes"] == [0, 0], found["text"]
+    assert "epoch 4/4" in found["text"]["out.0"]  # one of them draws progress
+    assert "epoch" not in found["text"]["out.1"]
+    (only,) = hashes(found)
+    return only
+
+
+@pytest.mark.parametrize("kind", ["Mirrored", "Sharded"])
+def test_two_processes_give_the_numbers_of_one(tmp_path: Path, kind: str) -> None:
+    """TOLERANCE: as in `test_devices`; two devices in each process."""
+    states = []
+    for count in (1, 2):
+        directory = tmp_path / str(count)
+        directory.mkdir()
+        found = run(directory, "equality.py", count=count, args=[kind if count > 1 else "Single"])
+        assert found["codes"] == [0] * count, found["text"]
+        states.append(np.load(directory / "state.npy"))
+    np.testing.assert_allclose(*states, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_frozen_process_ends_the_other(tmp_path: Path, rank: int) -> None:
+    found = run(tmp_path, kill={"rank": rank, "signal": int(signal.SIGSTOP), "after": 5})
+    text = found["text"][f"out.{1 - rank}"]
+    assert found["codes"] == [75], text
+    assert f"process {rank} of 2 was not heard of for 4 s" in text
+    assert found["seconds"][0] < 30  # a heartbeat of 4 s
+
+
+def test_a_killed_process_ends_the_other(undisturbed: str, tmp_path: Path) -> None:
+    """Also the first, which JAX itself notices, with a message of its own."""
+    found = run(tmp_path, kill={"rank": 1, "signal": int(signal.SIGKILL), "after": 5})
+    assert found["codes"] == [75], found["text"]
+    assert re.search("process 1 of 2 was not heard of|is gone", found["text"]["out.0"])
+    found = run(tmp_path, kill={"rank": 0, "signal": int(signal.SIGKILL), "after": 14})
+    assert found["codes"][0] != 0
+    assert re.search("another task died|not heard of|is gone", found["text"]["out.1"])
+    again = run(tmp_path)
+    assert again["codes"] == [0, 0], again["text"]
+    assert hashes(again) == {undisturbed}
+
+
+@pytest.mark.parametrize("attempt", range(int(os.environ.get("TRAINSTEP_KILLS", "1"))))
+def test_torchrun_restarts_a_run(undisturbed: str, tmp_path: Path, attempt: int) -> None:
+    """Any rank, killed or frozen, at any moment; `TRAINSTEP_KILLS=10` does it so often."""
+    pytest.importorskip("torch")
+    chosen = random.Random(attempt)
+    kill = {
+        "rank": chosen.randrange(2),
+        "signal": int(chosen.choice([signal.SIGKILL, signal.SIGSTOP])),
+        "after": chosen.randrange(1, 36),
+        "within": 0.2,
+    }
+    found = run(tmp_path, torchrun=2, kill=kill)
+    assert found["killed"], kill
+    assert found["codes"] == [0], (kill, found["text"])
+    assert hashes(found) == {undisturbed}, kill
+
+
+def test_sigterm_saves_and_stops(undisturbed: str, tmp_path: Path) -> None:
+    found = run(tmp_path, kill={"rank": 1, "signal": int(signal.SIGTERM), "after": 14})
+    assert found["codes"] == [143], found["text"]
+    assert hashes(run(tmp_path)) == {undisturbed}
