@@ -47,6 +47,7 @@ bench: $(VENV)/all.done
 	$(QUIET) $(BIN)/python -m benchmarks.sizes $(ARGS)
 	$(QUIET) $(BIN)/python -m benchmarks.doctor $(ARGS)
 	$(QUIET) $(BIN)/python -m benchmarks.session $(ARGS)
+	$(QUIET) $(BIN)/python -m benchmarks.devices $(ARGS)
 
 # Judges the whole zoo of steps whose sizes vary, which takes some twenty minutes an engine.
 docs: $(VENV)/all.done

@@ -19,7 +19,7 @@ from typing import Protocol
 
 LOST = 75  # the exit code: a failure that a new attempt may cure
 _is_lost = threading.Event()
-_ROOT = "trainstep/pulse"
+_FIRST, _OTHERS = "trainstep/pulse/first", "trainstep/pulse/others"
 _DONE = "done"
 _BEATS = 5  # in the time that a silence may last
 
@@ -79,7 +79,7 @@ class Pulse:
             sys.stderr.flush()
             os._exit(LOST)
         with contextlib.suppress(Exception):  # the first process may have ended before
-            self._store.set(f"{_ROOT}/{self._index}", _DONE)
+            self._store.set(_key(self._index), _DONE)
 
     def _peers(self) -> list[int]:
         return [p for p in range(self._count) if p != self._index] if self._index == 0 else [0]
@@ -89,8 +89,8 @@ class Pulse:
         while not self._stopped.wait(self._heartbeat / _BEATS):
             beat += 1
             try:
-                self._store.set(f"{_ROOT}/{self._index}", str(beat))
-                found = self._store.all(_ROOT)
+                self._store.set(_key(self._index), str(beat))
+                found = self._store.all(_OTHERS if self._index == 0 else _FIRST)
             except Exception:  # who keeps the store is gone: `_watch` counts the time
                 continue
             self._answered = time.monotonic()
@@ -108,12 +108,12 @@ class Pulse:
 
     def _lost(self, found: dict[str, str]) -> int | None:
         """The number of a process that is gone."""
-        told = found.get(f"{_ROOT}/lost")
+        told = found.get(f"{_FIRST}/lost")
         if told is not None:
             return int(told)
         now = time.monotonic()
         for peer, (value, since) in self._heard.items():
-            new = found.get(f"{_ROOT}/{peer}", value)
+            new = found.get(_key(peer), value)
             if new not in (value, _DONE):
                 self._heard[peer] = (new, now)
             elif new != _DONE and now - since > self._heartbeat:
@@ -123,7 +123,7 @@ class Pulse:
     def _tell(self, lost: int) -> None:
         if self._index == 0:
             with contextlib.suppress(Exception):
-                self._store.set(f"{_ROOT}/lost", str(lost))
+                self._store.set(f"{_FIRST}/lost", str(lost))
                 time.sleep(self._heartbeat / _BEATS)  # the store ends with this process
         self._leave(lost)
 
@@ -133,6 +133,10 @@ class Pulse:
             f"{self._heartbeat:g} s. Process {self._index} ends, as all others do: restart them, "
             "and they go on from the newest checkpoint."
         )
+
+
+def _key(index: int) -> str:
+    return f"{_OTHERS if index else _FIRST}/{index}"
 
 
 def note_lost() -> None:
