@@ -1,6 +1,6 @@
-"""A call of a compiled function that is not traced again runs nothing of doctor's, on JAX and torch.
+"""What doctor runs at a call that is not traced: on JAX and torch, nothing.
 
-On TensorFlow, calls are counted: `make bench` measures what that takes.
+On TensorFlow, calls are counted, and on torch gradients: `make bench` measures what that takes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 import trainstep
@@ -84,3 +85,22 @@ def test_a_gradient_runs_one_short_function_of_doctors() -> None:
         run = frames(lambda: train(100))
 
     assert run == ["Gradients._asked.<locals>.asked"] * 100
+
+
+@pytest.mark.skipif(ENGINE == "torch", reason="a flag counts there whenever it is set")
+def test_layers_are_looked_at_when_a_flag_was_set_and_not_at_every_call() -> None:
+    x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+
+    with trainstep.doctor():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        for _ in range(3):
+            model.train_on_batch(x, y)
+        unchanged = frames(lambda: model.train_on_batch(x, y))
+        for flag in (False, True):
+            model.layers[0].trainable = flag
+        changed = frames(lambda: model.train_on_batch(x, y))
+        after = frames(lambda: model.train_on_batch(x, y))
+
+    assert "Keras._look" in unchanged
+    assert [each.count("flags") for each in (unchanged, changed, after)] == [0, 1, 0]
