@@ -87,6 +87,24 @@ def test_a_gradient_runs_one_short_function_of_doctors() -> None:
     assert run == ["Gradients._asked.<locals>.asked"] * 100
 
 
+@pytest.mark.skipif(ENGINE != "torch", reason="of torch's gradients")
+def test_a_gradient_that_a_library_takes_does_so_too() -> None:
+    library: dict[str, Any] = {"__name__": "library"}
+    code = "def take(loss):\n    loss.backward()\n"
+    exec(compile(code, "/usr/lib/site-packages/library.py", "exec"), library)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            library["take"](call())
+
+    with trainstep.doctor():
+        call = of_torch()
+        train(300)
+        run = frames(lambda: train(100))
+
+    assert run == ["Gradients._asked.<locals>.asked"] * 100
+
+
 @pytest.mark.skipif(ENGINE == "torch", reason="a flag counts there whenever it is set")
 def test_layers_are_looked_at_when_a_flag_was_set_and_not_at_every_call() -> None:
     x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")

@@ -669,6 +669,28 @@ def test_a_line_that_was_compiled_before_is_told_with_what_is_known() -> None:
     assert "at least as often as said" in " ".join(str(found).split())
 
 
+def test_gradients_that_a_library_takes_are_counted_by_the_users_line() -> None:
+    w, library = weight(), {"__name__": "library"}
+    code = "def inner(loss):\n    loss.backward()\ndef take(loss):\n    inner(loss)\n"
+    exec(compile(code, "/usr/lib/site-packages/library.py", "exec"), library)
+    take: Any = library["take"]
+    compiled = torch.compile(lambda: (w * 2).sum(), backend="aot_eager")
+
+    with trainstep.doctor() as found:
+        for _ in range(7):
+            take((w * 2).sum())
+            take((w * 3).sum())
+            take(compiled())
+        for _ in range(9):
+            (w * 4).sum().backward()
+
+    assert sorted(eager(found)) == [
+        ("(w * 4).sum().backward()", 9),
+        ("take((w * 2).sum())", 7),
+        ("take((w * 3).sum())", 7),
+    ]
+
+
 def test_a_gradient_asks_its_log_as_before(caplog: pytest.LogCaptureFixture) -> None:
     log, w = torch.autograd.graph.log, weight()
 

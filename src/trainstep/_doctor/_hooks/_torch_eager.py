@@ -17,7 +17,7 @@ from typing import Any
 from trainstep import _site
 from trainstep._doctor._hooks._eager import Eager
 from trainstep._doctor._hooks._functions import code_of
-from trainstep._doctor._hooks._sites import outwards, site
+from trainstep._doctor._hooks._sites import outwards
 from trainstep._doctor._hooks._watcher import Watcher
 from trainstep._doctor._records import Happened
 from trainstep._patches import Patches
@@ -29,11 +29,11 @@ _OFTEN = 256  # gradients at one place after which its graph is looked at again
 
 
 class _Place:
-    """Where gradients are taken. Holds the code, so that nothing else gets its id."""
+    """A call in the user's code that takes gradients. Holds the code: nothing else gets its id."""
 
     __slots__ = ("code", "is_eager", "known", "left", "seen")
 
-    def __init__(self, code: CodeType | None = None) -> None:
+    def __init__(self, code: CodeType) -> None:
         self.code = code
         self.seen = 0  # gradients before the next one whose graph is looked at
         self.left = 0  # of them, those that are to come
@@ -53,7 +53,7 @@ class Gradients:
     def __init__(self, watcher: Watcher, eager: Eager, unseen: Callable[[], bool]) -> None:
         self._watcher, self._eager, self._unseen = watcher, eager, unseen
         self._places: dict[tuple[int, int], _Place] = {}
-        self._lines: dict[tuple[str, int], _Place] = {}
+        self._between: dict[int, CodeType] = {}  # code of libraries, through which the user calls
         self._asks: CodeType | None = None
 
     def install(self, patches: Patches, autograd: Any) -> None:
@@ -71,23 +71,22 @@ class Gradients:
 
     def _asked(self, torch: Any, level: Callable[[], int]) -> Callable[[], int]:
         set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
-        method = torch._tensor.Tensor.backward.__code__
-        places, getframe = self._places, sys._getframe
+        places, between, getframe = self._places, self._between, sys._getframe
 
         # Runs at every gradient: calls nothing that it need not, unless there is something to see.
         @functools.wraps(level)
         def asked() -> int:
             try:
-                frame = getframe(3)  # that called `torch.autograd.backward` or `grad`
-                if frame.f_code is method:
-                    frame = getframe(4)
-            except ValueError:  # not from Python
-                return level()
-            place = places.get((id(frame.f_code), frame.f_lasti))
+                frame: Any = getframe(3)  # that called `torch.autograd.backward` or `grad`
+                while id(frame.f_code) in between:
+                    frame = frame.f_back
+                place = places.get((id(frame.f_code), frame.f_lasti))
+            except (AttributeError, ValueError):  # no frame of the user's
+                place = None
             if place is None or not place.left:
                 before = set_eval_frame(None)  # inside a compiled function, ours would be compiled
                 try:
-                    self._look(getframe(1), frame)
+                    self._look(getframe(1))
                 finally:
                     set_eval_frame(before)
             else:
@@ -99,30 +98,35 @@ class Gradients:
         _leave_uncompiled(torch, code_of(asked))
         return asked
 
-    def _look(self, asking: FrameType, frame: FrameType) -> None:
+    def _look(self, asking: FrameType) -> None:
         if asking.f_code is self._asks:  # and not somebody else
-            self._watcher.guarded(functools.partial(self._count, asking, frame))
+            self._watcher.guarded(functools.partial(self._count, asking))
 
-    def _count(self, asking: FrameType, frame: FrameType) -> None:
+    def _count(self, asking: FrameType) -> None:
         if self._watcher.open_traces():
             return
-        if _site.is_users(frame):
-            code = frame.f_code
-            place = self._places.setdefault((id(code), frame.f_lasti), _Place(code))
-        else:  # a library, which takes gradients for many
-            place = self._lines.setdefault(site(frame)[:2], _Place())
+        place = self._place(asking)
         late = place.seen > 0 and not place.is_eager
         if place.left:
             place.left -= 1
         else:
-            place.is_eager = self._is_eager(asking, frame)
+            place.is_eager = self._is_eager(asking)
             place.left = min(place.seen, _OFTEN - 1)  # looked at: the 1st, 2nd, 4th, 8th, ...
             place.seen += place.left + 1
-        place.known = self._eager("torch", frame, late=late) if place.is_eager else None
+        place.known = self._eager("torch", asking, late=late) if place.is_eager else None
 
-    def _is_eager(self, asking: FrameType, frame: FrameType) -> bool:
-        if self._unseen() or any(each.f_code is self._asks for each in outwards(frame)):
-            return False  # not one inside of another, as in checkpointing
+    def _place(self, asking: FrameType) -> _Place:
+        """The user's call; for a gradient inside of another, as in checkpointing, that one."""
+        found = users = _site.nearest(asking) or asking
+        for found in outwards(asking.f_back):
+            if found is users or found.f_code is self._asks:
+                break
+            self._between[id(found.f_code)] = found.f_code
+        return self._places.setdefault((id(found.f_code), found.f_lasti), _Place(found.f_code))
+
+    def _is_eager(self, asking: FrameType) -> bool:
+        if self._unseen() or any(each.f_code is self._asks for each in outwards(asking.f_back)):
+            return False  # the outer one is counted
         return _is_eager(asking.f_locals[asking.f_code.co_varnames[0]])
 
 
