@@ -1,7 +1,7 @@
 """What doctor has to say on Flax: linen, whose modules JAX never sees, and nnx, which hands it
 something else than the user's objects.
 
-Flax is no dependency: these are run where it is installed.
+trainstep does not need Flax: it is installed with the tools for tests.
 """
 
 from __future__ import annotations

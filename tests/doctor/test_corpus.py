@@ -27,8 +27,10 @@ ENGINE = keras.backend.backend()
 CASES = {"jax": JAX, "tensorflow": TENSORFLOW, "torch": TORCH}
 ALL = os.environ.get("TRAINSTEP_CORPUS") == "all"
 EVERY = 6 if ENGINE == "tensorflow" else 3  # where an import takes longest
+IN_CI = os.environ.get("TRAINSTEP_TESTS") == "shared"  # where all of the tools are there
 WITHOUT = [name for name in ("flax", "optax") if importlib.util.find_spec(name) is None]
 SAMPLE = [case for i, case in enumerate(CASES[ENGINE]) if ALL or not i % EVERY or case.clean]
+ALONE = [*CASES[ENGINE], *(FLAX if ENGINE == "jax" and not WITHOUT else ())]
 
 
 def witness_of(done: Completed) -> dict:
@@ -41,11 +43,10 @@ def test_doctor_says_what_happened_and_why(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(ENGINE != "jax", reason="Flax is JAX's")
-@pytest.mark.skipif(bool(WITHOUT), reason="needs Flax: pip install flax optax")
+@pytest.mark.skipif(bool(WITHOUT) and not IN_CI, reason="needs Flax: pip install flax optax")
 @pytest.mark.parametrize("case", FLAX, ids=lambda case: case.script)
 def test_doctor_says_what_happened_with_flax_and_why(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)
-    assert witness_of(python(case.path)) == {"traces": case.traces, **case.prints}
 
 
 def check(case: Case, tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def check(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not ALL, reason="TRAINSTEP_CORPUS=all")
-@pytest.mark.parametrize("case", CASES[ENGINE], ids=lambda case: case.script)
+@pytest.mark.parametrize("case", ALONE, ids=lambda case: case.script)
 def test_the_witness_tells_the_same_without_doctor(case: Case) -> None:
     done = python(case.path)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import inspect
+import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -635,6 +637,92 @@ def test_a_gradient_of_a_compiled_loss_is_not_in_python(backend: str) -> None:
     assert len(traces(found)) == 1
 
 
+def test_a_loop_in_python_after_a_compiled_one_is_counted() -> None:
+    w = weight()
+    loss = torch.compile(lambda: (w * 2).sum(), backend="aot_eager")
+
+    with trainstep.doctor() as found:
+        for _ in range(100):
+            loss().backward()
+        for _ in range(5):
+            (w * 3).sum().backward()
+
+    assert eager(found) == [("(w * 3).sum().backward()", 5)]
+    assert "at least" not in str(found)
+
+
+def test_a_line_that_was_compiled_before_is_told_with_what_is_known() -> None:
+    w = weight()
+    compiled = torch.compile(lambda: (w * 2).sum(), backend="aot_eager")
+
+    def train(loss: Callable[[], Any], steps: int) -> None:
+        for _ in range(steps):
+            loss().backward()
+
+    with trainstep.doctor() as found:
+        train(compiled, 1000)
+        train(lambda: (w * 2).sum(), 400)
+
+    ((line, count),) = eager(found)
+    assert line == "loss().backward()"
+    assert 400 - 256 <= count <= 400  # how soon it is noticed
+    assert "at least as often as said" in " ".join(str(found).split())
+
+
+def test_gradients_that_a_library_takes_are_counted_by_the_users_line() -> None:
+    w, library = weight(), {"__name__": "library"}
+    code = "def inner(loss):\n    loss.backward()\ndef take(loss):\n    inner(loss)\n"
+    exec(compile(code, "/usr/lib/site-packages/library.py", "exec"), library)
+    take: Any = library["take"]
+    compiled = torch.compile(lambda: (w * 2).sum(), backend="aot_eager")
+
+    with trainstep.doctor() as found:
+        for _ in range(7):
+            take((w * 2).sum())
+            take((w * 3).sum())
+            take(compiled())
+        for _ in range(9):
+            (w * 4).sum().backward()
+
+    assert sorted(eager(found)) == [
+        ("(w * 4).sum().backward()", 9),
+        ("take((w * 2).sum())", 7),
+        ("take((w * 3).sum())", 7),
+    ]
+
+
+def test_a_gradient_asks_its_log_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    log, w = torch.autograd.graph.log, weight()
+
+    with trainstep.doctor() as found:
+        quiet = log.getEffectiveLevel()
+        for level in (logging.WARNING, logging.DEBUG, logging.WARNING):
+            with caplog.at_level(level, log.name):
+                (w * 2).sum().backward()
+                assert log.getEffectiveLevel() == level
+        assert log.getEffectiveLevel() == quiet
+
+    assert {each.levelno for each in caplog.records} == {logging.DEBUG}
+    assert notes(found) == []
+
+
+def test_no_frame_of_doctors_is_below_a_gradient() -> None:
+    w, files = weight(), set()
+
+    def look(gradient: Any) -> None:
+        frame = sys._getframe()
+        while frame is not None:
+            files.add(frame.f_code.co_filename)
+            frame = frame.f_back
+
+    w.register_hook(look)
+    with trainstep.doctor():
+        (w * 2).sum().backward()
+
+    assert __file__ in files
+    assert not [each for each in files if "_doctor" in each]
+
+
 def test_a_gradient_inside_of_one_is_not_counted() -> None:
     from torch.utils.checkpoint import checkpoint
 
@@ -760,15 +848,15 @@ def test_a_model_dies_as_without_doctor() -> None:
 def test_all_is_put_back() -> None:
     names = ("_compile", "get_and_maybe_log_recompilation_reasons", "exceeds_recompile_limit")
     before = [getattr(convert_frame, name) for name in names]
-    run, callbacks = torch.autograd._engine_run_backward, list(callback_handler.start_callbacks)
+    log, callbacks = torch.autograd.graph.log, list(callback_handler.start_callbacks)
 
     with trainstep.doctor():
-        assert torch.autograd._engine_run_backward is not run
+        assert "getEffectiveLevel" in vars(log)
         assert convert_frame._compile is not before[0]
         torch._dynamo.reset()
 
     assert [getattr(convert_frame, name) for name in names] == before
-    assert torch.autograd._engine_run_backward is run
+    assert "getEffectiveLevel" not in vars(log)
     assert "clear" not in vars(callback_handler)
     assert callback_handler.start_callbacks == callback_handler.end_callbacks == callbacks
 
@@ -791,6 +879,15 @@ def test_a_version_that_lacks_something_is_watched_as_far_as_it_goes(
     assert len(notes(found)) == 1
     assert told in notes(found)[0]
     assert causes(found) == [[], [("shape", "x: float32[3] -> float32[4]")]]
+
+
+def test_a_version_whose_gradients_do_not_ask_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.autograd.graph, "_engine_run_backward", lambda *args: None)
+
+    with trainstep.doctor() as found:
+        pass
+
+    assert "does not ask" in notes(found)[0]
 
 
 def test_what_has_happened_is_written_at_once(tmp_path: Path) -> None:

@@ -210,6 +210,8 @@ def _finding(record: Happened) -> Finding:
             happens += "; seen at the end: it matters if the function was called since the change"
     elif record.kind == "eager":
         fix = _EAGER.get(record.engine, fix)
+        if record.detail == "late":
+            happens += "; at least as often as said: it began among gradients of compiled functions"
     elif record.value:
         happens = f"{happens}: {record.value}"
     return Finding(

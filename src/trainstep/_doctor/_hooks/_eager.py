@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import FrameType
 
 from trainstep._doctor._hooks._sites import is_ours, site
@@ -18,8 +19,11 @@ class Eager:
         self._watcher = watcher
         self._counts: dict[tuple[str, str, int], Happened] = {}
 
-    def __call__(self, engine: str, frame: FrameType) -> Happened | None:
-        """A gradient was taken in a frame; what it is counted in, if it counts."""
+    def __call__(self, engine: str, frame: FrameType, *, late: bool = False) -> Happened | None:
+        """A gradient was taken in a frame; what it is counted in, if it counts.
+
+        `late`: whether there may have been others before it, which nobody saw.
+        """
         if self._watcher.open_traces() or is_ours(frame):
             return None
         place = site(frame)
@@ -32,27 +36,17 @@ class Eager:
             known = Happened(
                 kind="eager", engine=engine, function=place.function, site=place, what=what
             )
+            known.detail = "late" if late else ""
             self._counts[key] = known
             return known
         known.count += 1
         # At 4, 8, 16, ...: a killed run tells as much.
         if known.count >= _LOOP and known.count & (known.count - 1) == 0:
-            self._watcher.log.note(_copy(known))
+            self._watcher.log.note(replace(known))
         return known
 
     def finish(self) -> None:
         """Notes how many there were."""
         for known in self._counts.values():
             if known.count >= _LOOP:
-                self._watcher.log.note(_copy(known))
-
-
-def _copy(known: Happened) -> Happened:
-    return Happened(
-        kind="eager",
-        engine=known.engine,
-        function=known.function,
-        site=known.site,
-        what=known.what,
-        count=known.count,
-    )
+                self._watcher.log.note(replace(known))

@@ -32,6 +32,7 @@ _METHODS = (
     "test_on_batch",
     "predict_on_batch",
 )
+_SPANS = 2000  # calls of `train_on_batch` and the like that are noted
 _STEPS = ("train_step", "test_step", "predict_step")
 _WORDS = [
     (re.compile(r"\bdata\[0\]"), "x"),
@@ -50,6 +51,7 @@ class Compiled:
         self.sites: list[Site] = []
         self.flags: Flags = {}  # at `compile()`, or at the last trace
         self.flags_of: dict[str, Flags] = {}  # at the last trace, by role
+        self.looked: int | None = None  # how often flags had been set when they were looked at
         self.told: set[str] = set()
         self.traced: dict[str, int] = {}  # how often it was compiled before its last trace, by role
 
@@ -62,10 +64,13 @@ class Keras:
         self._compiled: dict[int, Compiled] = {}
         self.eager = Eager(watcher)
         self.logged = False  # whether XLA's compilations are read from TensorFlow's log
+        self._set = 0  # how often `trainable` of a layer was set
+        self._spans = 0
 
     def install(self, patches: Patches) -> None:
         """Hooks Keras when it is imported."""
         patches.on_import("keras.src.trainers.trainer", functools.partial(self._compile, patches))
+        patches.on_import("keras.src.layers.layer", functools.partial(self._flags, patches))
         for engine, name in _TRAINERS.items():
             module = f"keras.src.backend.{engine}.trainer"
             patches.on_import(module, functools.partial(self._methods, patches, engine, name))
@@ -82,6 +87,19 @@ class Keras:
             return compile
 
         patches.replace(module.Trainer, "compile", make)
+
+    def _flags(self, patches: Patches, module: Any) -> None:
+        """`trainable` of layers: to look at all of them at every call would take long."""
+
+        def make(original: Any) -> Any:
+            @functools.wraps(original.fset)
+            def trainable(layer: Any, value: Any) -> None:
+                self._set += 1
+                original.fset(layer, value)
+
+            return original.setter(trainable)
+
+        patches.replace(module.Layer, "trainable", make)
 
     def _note_compile(self, model: Any, frame: FrameType) -> None:
         found = self._of(model)
@@ -125,7 +143,12 @@ class Keras:
     def _leave(self, engine: str, method: str, model: Any, frame: FrameType, began: float) -> None:
         if self._watcher.open_traces() or _sites.is_keras(frame):
             return
-        self._look(engine, method, model, frame)
+        if method.endswith("_on_batch"):  # whose next call will look
+            self._spans += 1
+            if self._spans > _SPANS:
+                return
+        else:
+            self._look(engine, method, model, frame)
         seconds = self._watcher.log.elapsed() - began
         span = Span(at=round(began, 4), what=method, seconds=round(seconds, 6), site=site(frame))
         self._watcher.log.note(span)
@@ -143,6 +166,9 @@ class Keras:
     def _frozen(self, engine: str, model: Any, frame: FrameType) -> None:
         """Layers whose flag came too late: after the trace, or so that nothing is trained."""
         found = self._of(model)
+        if found.looked == self._set:
+            return
+        found.looked = self._set
         in_time = engine == "torch" or "train" not in found.traced
         if not found.sites or (in_time and model.trainable_variables):
             return

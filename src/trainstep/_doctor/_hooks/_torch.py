@@ -4,7 +4,7 @@ _compile                        a frame is compiled; its arguments tell which, a
 ...recompilation_reasons        why none of the earlier programs served
 exceeds_recompile_limit         PyTorch gives up on a function
 callbacks                       a backward program is compiled, when it is first run
-_engine_run_backward            a gradient is taken
+torch.autograd.graph.log        is asked for its level: a gradient is taken
 """
 
 from __future__ import annotations

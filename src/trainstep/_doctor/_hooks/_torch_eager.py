@@ -1,13 +1,14 @@
 """Gradients that PyTorch takes of losses in which no compiled function had a part.
 
-All ways to a gradient lead through one function of `torch.autograd`. It is the one to replace: what
-the user calls, `backward` and `grad`, is known to the compiler by its identity.
+All ways to a gradient lead through one function of `torch.autograd`, which asks its log each time
+whether to tell of it. The question is what is hooked. What the user calls, `backward` and `grad`,
+is known to the compiler by its identity; a function around the one that asks would cost twice as
+much, and be on the stack of all that runs in a gradient.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -16,7 +17,7 @@ from typing import Any
 from trainstep import _site
 from trainstep._doctor._hooks._eager import Eager
 from trainstep._doctor._hooks._functions import code_of
-from trainstep._doctor._hooks._sites import outwards, site
+from trainstep._doctor._hooks._sites import outwards
 from trainstep._doctor._hooks._watcher import Watcher
 from trainstep._doctor._records import Happened
 from trainstep._patches import Patches
@@ -24,14 +25,18 @@ from trainstep._patches import Patches
 _COMPILED = "CompiledFunctionBackward"
 _SYMBOLIC = ("FakeTensor", "FunctionalTensor")
 _NODES = 500  # of a graph that are looked at
+_OFTEN = 256  # gradients at one place after which its graph is looked at again
 
 
 class _Place:
-    """Where gradients are taken. Holds the code, so that nothing else gets its id."""
+    """A call in the user's code that takes gradients. Holds the code: nothing else gets its id."""
 
-    def __init__(self, code: CodeType | None = None) -> None:
+    __slots__ = ("code", "is_eager", "known", "left", "seen")
+
+    def __init__(self, code: CodeType) -> None:
         self.code = code
-        self.calls = 0
+        self.seen = 0  # gradients before the next one whose graph is looked at
+        self.left = 0  # of them, those that are to come
         self.is_eager = False
         self.known: Happened | None = None  # in which they are counted
 
@@ -48,66 +53,81 @@ class Gradients:
     def __init__(self, watcher: Watcher, eager: Eager, unseen: Callable[[], bool]) -> None:
         self._watcher, self._eager, self._unseen = watcher, eager, unseen
         self._places: dict[tuple[int, int], _Place] = {}
-        self._lines: dict[tuple[str, int], _Place] = {}
-        self._run: CodeType | None = None
+        self._between: dict[int, CodeType] = {}  # code of libraries, through which the user calls
+        self._asks: CodeType | None = None
 
     def install(self, patches: Patches, autograd: Any) -> None:
-        """Hooks `torch.autograd`."""
-        make = functools.partial(self._counting, sys.modules["torch"])
-        patches.replace(autograd, "_engine_run_backward", make)
+        """Hooks `torch.autograd`.
 
-    def _counting(self, torch: Any, original: Any) -> Any:
+        Raises:
+            AttributeError: If it does not ask its log.
+        """
+        graph = autograd.graph
+        self._asks = code_of(graph._engine_run_backward)
+        if self._asks is None or "getEffectiveLevel" not in self._asks.co_names:
+            raise AttributeError("a gradient does not ask torch.autograd.graph.log for its level")
+        make = functools.partial(self._asked, sys.modules["torch"])
+        patches.replace(graph.log, "getEffectiveLevel", make)
+
+    def _asked(self, torch: Any, level: Callable[[], int]) -> Callable[[], int]:
         set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
-        method = os.path.join(os.path.dirname(torch.__file__), "_tensor.py")  # Tensor.backward
-        places, getframe = self._places, sys._getframe
+        places, between, getframe = self._places, self._between, sys._getframe
 
-        # Runs at every gradient: calls no Python function, unless there is something to look at.
-        @functools.wraps(original)
-        def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        # Runs at every gradient: calls nothing that it need not, unless there is something to see.
+        @functools.wraps(level)
+        def asked() -> int:
             try:
-                frame: Any = getframe(2)  # that called `torch.autograd.backward` or `grad`
-                if frame.f_code.co_filename == method:
-                    frame = getframe(3)
-            except ValueError:  # not from Python
-                return original(outputs, *args, **kwargs)
-            place = places.get((id(frame.f_code), frame.f_lasti))
-            if place is None or place.calls & (place.calls - 1) == 0:
+                frame: Any = getframe(3)  # that called `torch.autograd.backward` or `grad`
+                while id(frame.f_code) in between:
+                    frame = frame.f_back
+                place = places.get((id(frame.f_code), frame.f_lasti))
+            except (AttributeError, ValueError):  # no frame of the user's
+                place = None
+            if place is None or not place.left:
                 before = set_eval_frame(None)  # inside a compiled function, ours would be compiled
                 try:
-                    self._look(outputs, frame)
+                    self._look(getframe(1))
                 finally:
                     set_eval_frame(before)
             else:
-                place.calls += 1
+                place.left -= 1
                 if place.known is not None:
                     place.known.count += 1
-            return original(outputs, *args, **kwargs)
+            return level()
 
-        self._run = code_of(run)
-        _leave_uncompiled(torch, self._run)
-        return run
+        _leave_uncompiled(torch, code_of(asked))
+        return asked
 
-    def _look(self, outputs: Any, frame: FrameType) -> None:
-        self._watcher.guarded(functools.partial(self._count, outputs, frame))
+    def _look(self, asking: FrameType) -> None:
+        if asking.f_code is self._asks:  # and not somebody else
+            self._watcher.guarded(functools.partial(self._count, asking))
 
-    def _count(self, outputs: Any, frame: FrameType) -> None:
+    def _count(self, asking: FrameType) -> None:
         if self._watcher.open_traces():
             return
-        if _site.is_users(frame):
-            code = frame.f_code
-            place = self._places.setdefault((id(code), frame.f_lasti), _Place(code))
-        else:  # a library, which takes gradients for many
-            place = self._lines.setdefault(site(frame)[:2], _Place())
-        if place.calls & (place.calls - 1) == 0:
-            place.is_eager = (
-                not self._unseen() and not self._is_inside(frame) and _is_eager(outputs)
-            )
-        place.calls += 1
-        place.known = self._eager("torch", frame) if place.is_eager else None
+        place = self._place(asking)
+        late = place.seen > 0 and not place.is_eager
+        if place.left:
+            place.left -= 1
+        else:
+            place.is_eager = self._is_eager(asking)
+            place.left = min(place.seen, _OFTEN - 1)  # looked at: the 1st, 2nd, 4th, 8th, ...
+            place.seen += place.left + 1
+        place.known = self._eager("torch", asking, late=late) if place.is_eager else None
 
-    def _is_inside(self, frame: FrameType) -> bool:
-        """Whether a gradient is taken inside of one, as in checkpointing."""
-        return any(each.f_code is self._run for each in outwards(frame))
+    def _place(self, asking: FrameType) -> _Place:
+        """The user's call; for a gradient inside of another, as in checkpointing, that one."""
+        found = users = _site.nearest(asking) or asking
+        for found in outwards(asking.f_back):
+            if found is users or found.f_code is self._asks:
+                break
+            self._between[id(found.f_code)] = found.f_code
+        return self._places.setdefault((id(found.f_code), found.f_lasti), _Place(found.f_code))
+
+    def _is_eager(self, asking: FrameType) -> bool:
+        if self._unseen() or any(each.f_code is self._asks for each in outwards(asking.f_back)):
+            return False  # the outer one is counted
+        return _is_eager(asking.f_locals[asking.f_code.co_varnames[0]])
 
 
 def _is_eager(outputs: Any) -> bool:
