@@ -111,9 +111,10 @@ class Checkpoints:
         """A block in which SIGTERM asks for a checkpoint."""
         self._asked.clear()
         self._saved = 0
-        here = threading.current_thread() is threading.main_thread() and job().count == 1
+        engine_hears = job().count > 1 and _engines.current().hears_signals
+        here = threading.current_thread() is threading.main_thread() and not engine_hears
         before: Any = None
-        if here:  # of many processes, the engine listens: they have to agree on a step
+        if here:
             before = signal.signal(signal.SIGTERM, lambda *_: self._asked.set())
         try:
             yield
@@ -133,7 +134,8 @@ class Checkpoints:
 
     def stepped(self, trainer: Any, position: Position) -> None:
         """After a step: saves if it is time, and ends the process if that was asked for."""
-        stops = self._asked.is_set() or _engines.current().preempted(position.total)
+        asked = self._asked.is_set()
+        stops = asked if job().count == 1 else _engines.current().preempted(position.total, asked)
         due = self._every is not None and position.total - self._saved >= self._every
         if stops or due:
             self.save(trainer, position)

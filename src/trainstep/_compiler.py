@@ -315,7 +315,9 @@ def _for_options(shapes: Shapes, options: Options) -> Shapes:
     if options.repeat:
         return replace(shapes, policy="exact")
     if options.layout is not None and options.layout.processes > 1:
-        return replace(shapes, background=False)  # which program runs must not depend on time
+        # Which program runs must not depend on time.
+        policy = shapes.policy if options.layout.shares_sizes else "exact"
+        return replace(shapes, background=False, policy=policy)
     return shapes
 
 

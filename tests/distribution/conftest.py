@@ -27,12 +27,13 @@ if DEVICES and keras.backend.backend() == "jax":
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leaves these tests out where there is one device."""
-    if DEVICES and keras.backend.backend() == "jax":
-        return
-    mark = pytest.mark.skip(reason="needs TRAINSTEP_DEVICES=4, and JAX")
+    backend = keras.backend.backend()
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(mark)
+            if not DEVICES or backend == "tensorflow":
+                item.add_marker(pytest.mark.skip(reason="needs TRAINSTEP_DEVICES=4, JAX or torch"))
+            elif backend == "torch" and item.path.name != "test_processes.py":
+                item.add_marker(pytest.mark.skip(reason="JAX"))
 
 
 @pytest.fixture

@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
+JAX = keras.backend.backend() == "jax"
 
 
 def run(directory: Path, script: str = "training.py", **plan: Any) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return only
 
 
-@pytest.mark.parametrize("kind", ["Mirrored", "Sharded"])
+@pytest.mark.parametrize("kind", ["Mirrored", "Sharded"] if JAX else ["Mirrored"])
 def test_two_processes_give_the_numbers_of_one(tmp_path: Path, kind: str) -> None:
     """TOLERANCE: as in `test_devices`; two devices in each process."""
     states = []
@@ -73,7 +75,7 @@ def test_a_frozen_process_ends_the_other(tmp_path: Path, rank: int) -> None:
 
 
 def test_a_killed_process_ends_the_other(undisturbed: str, tmp_path: Path) -> None:
-    """Also the first, which JAX itself notices, with a message of its own."""
+    """Also the first, which JAX notices itself, with a message of its own."""
     found = run(tmp_path, kill={"rank": 1, "signal": int(signal.SIGKILL), "after": 5})
     assert found["codes"] == [75], found["text"]
     assert re.search("process 1 of 2 was not heard of|is gone", found["text"]["out.0"])

@@ -12,14 +12,16 @@ import sys
 import time
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 from keras import layers
 
 import trainstep as ts
 
-jax.config.update("jax_num_cpu_devices", 2)
+if keras.backend.backend() == "jax":
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 2)
 
 
 class Noting(keras.callbacks.Callback):
@@ -56,5 +58,8 @@ trainer.fit(
     callbacks=[Noting()],
     progress="lines",
 )
-state = [np.asarray(v.value).tobytes() for v in (*model.variables, *trainer.optimizer.variables)]
+state = [
+    keras.ops.convert_to_numpy(v.value).tobytes()
+    for v in (*model.variables, *trainer.optimizer.variables)
+]
 print(f"state of {me.index}:", hashlib.sha256(b"".join(state)).hexdigest(), flush=True)

@@ -13,8 +13,8 @@ def widened(real: Callable[..., Any]) -> Callable[..., str]:
     """Keras's rule of dtypes, but that a float64 and a float32 make a float64."""
 
     def result_type(*types: Any) -> str:
-        named = [str(getattr(each, "__name__", each)) for each in types]
-        return "float64" if "float64" in named else str(real(*types))
+        is_wide = any("float64" in str(each) for each in types)  # torch's are `torch.float64`
+        return "float64" if is_wide else str(real(*types))
 
     return result_type
 

@@ -137,6 +137,7 @@ class Engine(Protocol):
     # What sizes that vary cost: "bucket", a program for each of a few sizes, the arrays padded and
     # masked; "dynamic", one program for all; "exact", a program each.
     sizes: str
+    hears_signals: bool  # SIGTERM, in one of many processes
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
         """How arrays lie over devices.
@@ -173,8 +174,13 @@ class Engine(Protocol):
         """Sets it."""
         ...
 
-    def preempted(self, step: int) -> bool:
-        """Whether many processes were asked to end, and have agreed to do so after this step."""
+    def preempted(self, step: int, asked: bool) -> bool:
+        """Whether many processes were asked to end, and have agreed to do so after this step.
+
+        Args:
+            step: The number of the step.
+            asked: Whether this one was.
+        """
         ...
 
     def canonical(self, dtype: str) -> str:

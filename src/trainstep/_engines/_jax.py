@@ -61,6 +61,7 @@ class JaxEngine:
     name = "jax"
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("xla",)
+    hears_signals = True
     branches_by_value = False
     loops_have_gradients = False
     sizes = "bucket"
@@ -95,7 +96,7 @@ class JaxEngine:
     def set_draws(self, state: Any) -> None:
         """There is none."""
 
-    def preempted(self, step: int) -> bool:
+    def preempted(self, step: int, asked: bool) -> bool:
         return bool(multihost_utils.reached_preemption_sync_point(step))
 
     def canonical(self, dtype: str) -> str:

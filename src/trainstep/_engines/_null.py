@@ -54,6 +54,7 @@ class NullEngine:
     array_types: tuple[type, ...] = ()
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("nothing",)
+    hears_signals = False
     branches_by_value = False
     loops_have_gradients = True
 
@@ -86,7 +87,7 @@ class NullEngine:
     def set_draws(self, state: Any) -> None:
         """There is none."""
 
-    def preempted(self, step: int) -> bool:
+    def preempted(self, step: int, asked: bool) -> bool:
         return False
 
     def canonical(self, dtype: str) -> str:

@@ -49,6 +49,7 @@ class TensorFlowEngine:
     name = "tensorflow"
     compiles_at_first_run = True
     compilers: tuple[str, ...] = ("graph", "xla")
+    hears_signals = False
     branches_by_value = False
     loops_have_gradients = True
     sizes = "dynamic"
@@ -80,7 +81,7 @@ class TensorFlowEngine:
     def set_draws(self, state: Any) -> None:
         """There is none."""
 
-    def preempted(self, step: int) -> bool:
+    def preempted(self, step: int, asked: bool) -> bool:
         return False
 
     def canonical(self, dtype: str) -> str:

@@ -58,7 +58,6 @@ from trainstep._engines._torch_state import (
     value_of,
     write_back,
 )
-from trainstep._errors import spreads_on_jax_only
 from trainstep._state import Branch, Recorder
 
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -71,6 +70,7 @@ class TorchEngine:
     name = "torch"
     compiles_at_first_run = False
     compilers: tuple[str, ...] = ("graph", "inductor")
+    hears_signals = False
     branches_by_value = True
     loops_have_gradients = True
     sizes = "dynamic"
@@ -80,7 +80,9 @@ class TorchEngine:
         self._depth = threading.local()
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
-        raise spreads_on_jax_only(self.name)
+        from trainstep._engines._torch_layout import layout
+
+        return layout(kind, devices)
 
     def launched(self) -> tuple[str, int, int] | None:
         return None
@@ -88,10 +90,14 @@ class TorchEngine:
     def connect(
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
     ) -> Any:
-        raise spreads_on_jax_only(self.name)
+        from trainstep._engines._torch_processes import connect
+
+        return connect(address, count, index, timeout=timeout)
 
     def told(self, value: Any) -> Any:
-        return value
+        from trainstep._engines._torch_processes import told
+
+        return told(value)
 
     def whole(self, variable: Any) -> Any:
         return keras.ops.convert_to_numpy(variable.value)
@@ -102,8 +108,10 @@ class TorchEngine:
     def set_draws(self, state: Any) -> None:
         torch.set_rng_state(torch.from_numpy(np.array(state)))
 
-    def preempted(self, step: int) -> bool:
-        return False
+    def preempted(self, step: int, asked: bool) -> bool:
+        from trainstep._engines._torch_processes import any_of
+
+        return any_of(asked)
 
     def canonical(self, dtype: str) -> str:
         return WIDENED.get(dtype, dtype)
@@ -201,6 +209,12 @@ class TorchEngine:
         module.recompile()
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         hosts = recorder.hosts
+        if options.layout is not None:
+            built = options.layout.part(module, reads, writes, tensors)
+            traced = Traced(
+                reads, writes, lambda compiler, bucket=None: built, compilers=("graph",)
+            )
+            return _repeated(traced, options.repeat) if options.repeat else traced
         traced = Traced(
             reads,
             writes,
