@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_common(item: pytest.Item) -> bool:
     """Whether a test is about no engine in particular."""
     file = item.path.name
-    return item.path.parent.name in ("backend", "graph") and not any(
+    return item.path.parent.name in ("backend", "graph", "distribution") and not any(
         word in file for word in ("sizes", "masking", "native", "host")
     )
 

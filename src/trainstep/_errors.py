@@ -174,13 +174,13 @@ class CheckpointError(TrainstepError):
     """A checkpoint does not fit the trainer that is to go on from it."""
 
 
-def spreads_on_jax_only(engine: str) -> StrategyError:
+def runs_on_one_device(engine: str) -> StrategyError:
     """A strategy of several devices on an engine that has none yet."""
     return StrategyError(
         f"on {engine}, a step runs on one device.\n"
-        "  expected: the JAX backend, for a strategy of several devices\n"
+        "  expected: the JAX or torch backend, for a strategy of several devices or processes\n"
         f"  came:     {engine}\n"
-        "  to fix:   set KERAS_BACKEND=jax, or use `trainstep.Single()`"
+        "  to fix:   set KERAS_BACKEND=jax or torch, or use `trainstep.Single()`"
     )
 
 

@@ -160,13 +160,15 @@ class Single(Strategy):
 class Mirrored(Strategy):
     """Batches are cut over devices, variables are on all of them.
 
+    On torch, a process has one device: see `initialize` for many of them.
+
     Args:
         devices: The devices, their numbers or names; all that there are by default, also those of
-            other processes (see `initialize`).
+            other processes.
 
     Example:
         >>> import keras, numpy as np, trainstep as ts
-        >>> if keras.backend.backend() == "jax":
+        >>> if keras.backend.backend() != "tensorflow":
         ...     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
         ...     strategy = ts.Mirrored()
         ...     trainer = ts.Trainer(model, optimizer="adam", loss="mse", strategy=strategy)

@@ -26,7 +26,7 @@ from trainstep._engines._base import (
     Wanted,
 )
 from trainstep._engines._hosting import HostFunction, Results
-from trainstep._errors import spreads_on_jax_only
+from trainstep._errors import runs_on_one_device
 from trainstep._state import Recorder, active
 
 
@@ -65,7 +65,7 @@ class NullEngine:
         self.runs = 0
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
-        raise spreads_on_jax_only(self.name)
+        raise runs_on_one_device(self.name)
 
     def launched(self) -> tuple[str, int, int] | None:
         return None
@@ -73,7 +73,7 @@ class NullEngine:
     def connect(
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
     ) -> Any:
-        raise spreads_on_jax_only(self.name)
+        raise runs_on_one_device(self.name)
 
     def told(self, value: Any) -> Any:
         return value

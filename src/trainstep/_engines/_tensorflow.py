@@ -39,7 +39,7 @@ from trainstep._engines._hosting import Host, HostFunction, Results, surfacing
 from trainstep._engines._tensorflow_host import host_call
 from trainstep._engines._tensorflow_sizes import specs as sizes_unknown
 from trainstep._engines._tensorflow_sizes import unknown_sizes
-from trainstep._errors import spreads_on_jax_only
+from trainstep._errors import runs_on_one_device
 from trainstep._state import Branch, Recorder, current_scope, initialize_pending
 
 
@@ -59,7 +59,7 @@ class TensorFlowEngine:
             self.array_types: tuple[type, ...] = (type(tf.zeros(())),)
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
-        raise spreads_on_jax_only(self.name)
+        raise runs_on_one_device(self.name)
 
     def launched(self) -> tuple[str, int, int] | None:
         return None
@@ -67,7 +67,7 @@ class TensorFlowEngine:
     def connect(
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
     ) -> Any:
-        raise spreads_on_jax_only(self.name)
+        raise runs_on_one_device(self.name)
 
     def told(self, value: Any) -> Any:
         return value
