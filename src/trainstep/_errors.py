@@ -174,6 +174,16 @@ class CheckpointError(TrainstepError):
     """A checkpoint does not fit the trainer that is to go on from it."""
 
 
+def calls_the_host() -> StrategyError:
+    """A step of many processes on torch that calls Python."""
+    return StrategyError(
+        "a step of many processes cannot call Python on torch.\n"
+        "  expected: a step without `trainstep.print` and `trainstep.callback`\n"
+        "  came:     one with such a call\n"
+        "  to fix:   return the value from the step, and print it after the call"
+    )
+
+
 def runs_on_one_device(engine: str) -> StrategyError:
     """A strategy of several devices on an engine that has none yet."""
     return StrategyError(

@@ -52,14 +52,21 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return only
 
 
-@pytest.mark.parametrize("kind", ["Mirrored", "Sharded"] if JAX else ["Mirrored"])
-def test_two_processes_give_the_numbers_of_one(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        ("equality.py", "Mirrored"),
+        *([("equality.py", "Sharded")] if JAX else []),
+        ("zoo.py", "Mirrored"),
+    ],
+)
+def test_two_processes_give_the_numbers_of_one(tmp_path: Path, script: str, kind: str) -> None:
     """TOLERANCE: as in `test_devices`; two devices in each process."""
     states = []
     for count in (1, 2):
         directory = tmp_path / str(count)
         directory.mkdir()
-        found = run(directory, "equality.py", count=count, args=[kind if count > 1 else "Single"])
+        found = run(directory, script, count=count, args=[kind if count > 1 else "Single"])
         assert found["codes"] == [0] * count, found["text"]
         states.append(np.load(directory / "state.npy"))
     np.testing.assert_allclose(*states, rtol=0, atol=1e-10)

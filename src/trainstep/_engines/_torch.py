@@ -58,6 +58,7 @@ from trainstep._engines._torch_state import (
     value_of,
     write_back,
 )
+from trainstep._errors import calls_the_host
 from trainstep._state import Branch, Recorder
 
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -200,6 +201,8 @@ class TorchEngine:
         except Uncompilable as culprit:
             recorder.hosts, recorder.token = [], None
             traced = eager(step, tensors, recorder, str(culprit))
+            if options.layout is not None:
+                traced = options.layout.in_all(traced, tensors)
             return _repeated(traced, options.repeat) if options.repeat else traced
         finally:
             set_grad_enabled(enabled)
@@ -210,6 +213,8 @@ class TorchEngine:
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         hosts = recorder.hosts
         if options.layout is not None:
+            if hosts:
+                raise calls_the_host()
             built = options.layout.part(module, reads, writes, tensors)
             traced = Traced(
                 reads, writes, lambda compiler, bucket=None: built, compilers=("graph",)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from trainstep._engines._base import Executable, Tensor, Variable
+from trainstep._engines._base import Executable, Sizes, Tensor, Traced, Variable
+from trainstep._engines._torch_collectives import gather
 from trainstep._engines._torch_parts import Rows, partitioned
 from trainstep._engines._torch_processes import told
 from trainstep._engines._torch_state import as_tensor, set_grad_enabled, value_of, write_back
@@ -54,9 +56,7 @@ class Layout:
     ) -> Executable:
         """What runs the part of a step that is this process's."""
         self._agree_on({id(v): v for v in (*reads, *writes)}.values())
-        count = next((x.shape[0] for x in tensors if x.ndim), 0)
-        rows = self.rows(count)
-        batch = [bool(x.ndim and count and x.shape[0] == count) for x in tensors]
+        batch, rows = self._batch(tensors)
         inputs = [*(v._value.detach().clone() for v in reads), *tensors]
         drawn = torch.get_rng_state()
         call = partitioned(module, inputs, [False] * len(reads) + batch, rows).forward
@@ -78,6 +78,33 @@ class Layout:
             return results[outputs]  # type: ignore[no-any-return]
 
         return run
+
+    def in_all(self, traced: Traced, tensors: list[Tensor]) -> Traced:
+        """A step that could not be recorded: every process computes the whole of it."""
+        self._agree_on({id(v): v for v in (*traced.reads, *traced.writes)}.values())
+        batch, rows = self._batch(tensors)
+
+        def build(compiler: str, bucket: Sizes | None = None) -> Executable:
+            run = traced.build(compiler)
+
+            def gathered(leaves: Sequence[Any]) -> Sequence[Tensor]:
+                arrays = [
+                    gather(as_tensor(x[rows.start : rows.stop]), 0, rows.start, rows.total)
+                    if is_batch
+                    else x
+                    for x, is_batch in zip(leaves, batch, strict=True)
+                ]
+                return run(arrays)
+
+            return gathered
+
+        return replace(traced, build=build)
+
+    def _batch(self, tensors: list[Tensor]) -> tuple[list[bool], Rows]:
+        """Which arrays are rows of the batch, and the rows."""
+        count = next((x.shape[0] for x in tensors if x.ndim), 0)
+        batch = [bool(x.ndim and count and x.shape[0] == count) for x in tensors]
+        return batch, self.rows(count)
 
     @staticmethod
     def _agree_on(variables: Any) -> None:
