@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
 
 import trainstep as ts
+from trainstep._engines import Options
 
 
 def test_single_is_a_strategy() -> None:
@@ -37,3 +40,24 @@ def test_torch_has_one_device_in_a_process() -> None:
         ts.Mirrored([0, 1])
     with pytest.raises(ts.StrategyError, match=r"whole in every process[\s\S]*KERAS_BACKEND=jax"):
         ts.Sharded()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="torch cuts its record")
+def test_a_step_of_many_processes_that_calls_python_is_refused() -> None:
+    many = SimpleNamespace(processes=2, parts=2, shares_sizes=False)
+
+    def step(x: object) -> object:
+        ts.print(x)
+        return x
+
+    told = ts.Function(step, options=Options(layout=many))
+    with pytest.raises(ts.StrategyError, match=r"cannot call Python[\s\S]*to fix:"):
+        told(np.ones(4, "float32"))
+
+
+def test_what_a_lost_process_says() -> None:
+    error = ts.ProcessLostError("connection reset")
+    assert isinstance(error, ts.StrategyError)
+    assert "one of them is gone" in str(error)
+    assert "came:     connection reset" in str(error)
+    assert "newest checkpoint" in str(error)
