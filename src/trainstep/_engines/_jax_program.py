@@ -25,6 +25,7 @@ from trainstep._engines._jax_host import hosts_in
 from trainstep._engines._jax_layout import Spread, active, copied, lies
 from trainstep._engines._jax_processes import with_others
 from trainstep._engines._padding import SMALL, own
+from trainstep._errors import StrategyError
 from trainstep._source import Source, define
 
 _value = itemgetter("_value")
@@ -59,6 +60,8 @@ def build(
     layout = options.layout or active([*changed, *fixed])
     spread = None
     if layout is not None:
+        if fallible and layout.mesh.size > 1:
+            raise _calls_the_host()
         spread = Spread(
             layout,
             [*changed, *fixed],
@@ -77,6 +80,16 @@ def build(
         return surfacing(run, hosts_in(jaxpr))
     return Lean(
         _direct_call(compiled), changed, fixed, writes, donates=bool(donated), spread=spread
+    )
+
+
+def _calls_the_host() -> StrategyError:
+    return StrategyError(
+        "a step over several devices cannot call the host.\n"
+        "  expected: a step without `trainstep.print` and `trainstep.callback`: JAX keeps such "
+        "calls in order on one device only\n"
+        "  came:     a step with one of them\n"
+        "  to fix:   return the values, and look at them after the step; or use `Single()`"
     )
 
 
