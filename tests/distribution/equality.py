@@ -56,10 +56,15 @@ history = trainer.fit(x, y, sample_weight=w, epochs=1, batch_size=32, progress=F
 assert trainer._functions.step("train").program_count <= 2
 trainer.fit(x, y, epochs=1, batch_size=32, steps_per_call=2, progress=False)
 trainer.fit(own_rows, epochs=1, progress=False)
+trainer.fit(x, y, epochs=3, batch_size=40, steps_per_epoch=2, steps_per_call=2, progress=False)
 for batch in strategy.distribute((x, y, w), batch_size=100):
     trainer.train_on_batch(*batch)
+for batch in strategy.distribute((x, y, w), batch_size=50, steps=2):
+    trainer.train_on_batch(*batch)
 logs = trainer.evaluate(x, y, batch_size=50)
-predicted = trainer.predict(x, batch_size=50)
+predicted = np.concatenate(
+    [trainer.predict(x, batch_size=50), trainer.predict(x, batch_size=50, steps=2)]
+)
 found = [*model.variables, *trainer.optimizer.variables]
 values: list[Any] = [
     v.value
