@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ import numpy as np
 from trainstep import _engines, _files
 from trainstep._batch import check_positive
 from trainstep._errors import CheckpointError
+from trainstep._optimizer import innermost, known, slots_beyond
 from trainstep._processes import job
 from trainstep._version import __version__
 
-_ORDER, _DRAWS = "data/order", "engine/draws"
+_ORDER, _START, _DRAWS = "data/order", "data/start", "engine/draws"
 
 
 @dataclass
@@ -31,12 +32,14 @@ class Position:
         step: The steps of it that are done.
         total: The steps of all epochs.
         order: The state of NumPy's generator when the epoch began, which orders its rows.
+        start: The same when the run began.
     """
 
     epoch: int = 0
     step: int = 0
     total: int = 0
     order: Any = field(default_factory=np.random.get_state)
+    start: Any = field(default_factory=np.random.get_state)
 
 
 class Checkpoints:
@@ -81,16 +84,19 @@ class Checkpoints:
         self._saved = position.total
         if not job().is_first:
             return
-        kind, keys, *rest = position.order
+        kind, arrays[_ORDER], *rest = position.order
+        start_kind, arrays[_START], *start_rest = position.start
         manifest = {
             "trainstep": __version__,
             "keras": keras.__version__,
             "engine": keras.backend.backend(),
             "epoch": position.epoch,
             "epoch_step": position.step,
+            "optimizer": _kind(trainer),
+            "known": known(trainer.optimizer, trainer.model),
             "order": [kind, *rest],
+            "start": [start_kind, *start_rest],
         }
-        arrays[_ORDER] = keys
         draws = _engines.current().draws()
         if draws is not None:
             arrays[_DRAWS] = draws
@@ -111,6 +117,8 @@ class Checkpoints:
         """A block in which SIGTERM asks for a checkpoint."""
         self._asked.clear()
         self._saved = 0
+        if job().is_first:  # a place that cannot be written to is better known before the training
+            self.directory.mkdir(parents=True, exist_ok=True)
         engine_hears = job().count > 1 and _engines.current().hears_signals
         here = threading.current_thread() is threading.main_thread() and not engine_hears
         before: Any = None
@@ -120,7 +128,9 @@ class Checkpoints:
             yield
         finally:
             if here:
-                signal.signal(signal.SIGTERM, before)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        if self._asked.is_set():  # after the last step; the end of the epoch was saved
+            raise SystemExit(128 + signal.SIGTERM)
 
     def found(self) -> tuple[Position, Callable[[Any], None]] | None:
         """Where to go on, and what gives a trainer its state once it is built."""
@@ -130,7 +140,14 @@ class Checkpoints:
         position = _position(*found)
         np.random.set_state(position.order)
         self._saved = position.total
-        return position, lambda trainer: (self._restore(trainer, *found), None)[1]
+
+        def restore(trainer: Any) -> None:
+            # A layer that is thawed in this epoch has slots, and had none at the end of the last.
+            places = found[0]["known"]
+            new = slots_beyond(trainer.optimizer, trainer.model, places)
+            self._restore(trainer, *found, without=new)
+
+        return position, restore
 
     def stepped(self, trainer: Any, position: Position) -> None:
         """After a step: saves if it is time, and ends the process if that was asked for."""
@@ -151,13 +168,22 @@ class Checkpoints:
         found = _files.newest(self.directory) if job().is_first else None
         return found if job().count == 1 else _engines.current().told(found)
 
-    def _restore(self, trainer: Any, manifest: dict[str, Any], arrays: dict[str, Any]) -> Position:
-        variables = state_of(trainer)
-        names = [name for name in arrays if name not in (_ORDER, _DRAWS)]
+    def _restore(
+        self,
+        trainer: Any,
+        manifest: dict[str, Any],
+        arrays: dict[str, Any],
+        without: Sequence[Any] = (),
+    ) -> Position:
+        left_out = set(map(id, without))
+        variables = [v for v in state_of(trainer) if id(v) not in left_out]
+        names = [name for name in arrays if name not in (_ORDER, _START, _DRAWS)]
         expected = [(_name(i, v), tuple(v.shape)) for i, v in enumerate(variables)]
         found = [(name, arrays[name].shape) for name in sorted(names)]
         if [shape for _, shape in expected] != [shape for _, shape in found]:
             raise _differs(self.directory, expected, found)
+        if manifest["optimizer"] != _kind(trainer):  # their slots may have the same shapes
+            raise _not_of(self.directory, _kind(trainer), manifest["optimizer"])
         values = [arrays[name] for name, _ in found]
         for variable, value in zip(variables, values, strict=True):
             variable.assign(keras.ops.convert_to_tensor(value, variable.dtype))
@@ -171,7 +197,8 @@ def state_of(trainer: Any) -> list[Any]:
     recipe = trainer._recipe
     metrics = [v for metric in trainer.metrics for v in metric.variables]
     own = [recipe.clip_norm, *keras.tree.flatten(recipe.loss_weights or [])]
-    found = [*trainer.model.variables, *recipe.optimizer.variables, *metrics, *own]
+    others = trainer._functions.written()  # seeds of Keras's own, variables of a loss
+    found = [*trainer.model.variables, *recipe.optimizer.variables, *metrics, *own, *others]
     return list({id(v): v for v in found if v is not None}.values())
 
 
@@ -179,19 +206,32 @@ def _name(place: int, variable: Any) -> str:
     return f"{place:05d} {variable.path}"
 
 
+def _kind(trainer: Any) -> str:
+    return type(innermost(trainer.optimizer)).__name__
+
+
 def _position(manifest: dict[str, Any], arrays: dict[str, Any]) -> Position:
-    kind, *rest = manifest["order"]
-    order = (kind, arrays[_ORDER], *rest)
-    return Position(manifest["epoch"], manifest["epoch_step"], manifest["step"], order)
+    (kind, *rest), (start_kind, *start_rest) = manifest["order"], manifest["start"]
+    return Position(
+        manifest["epoch"],
+        manifest["epoch_step"],
+        manifest["step"],
+        order=(kind, arrays[_ORDER], *rest),
+        start=(start_kind, arrays[_START], *start_rest),
+    )
 
 
 def _differs(directory: Path, expected: list[Any], found: list[Any]) -> CheckpointError:
     pairs = zip([*expected, None], [*found, None], strict=False)
     one, other = next(pair for pair in pairs if (pair[0] or ("", 0))[1] != (pair[1] or ("", 1))[1])
+    return _not_of(directory, _told(one), _told(other))
+
+
+def _not_of(directory: Path, expected: str, came: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint in {str(directory)!r} is not of this trainer.\n"
-        f"  expected: {_told(one)}\n"
-        f"  came:     {_told(other)}\n"
+        f"  expected: {expected}\n"
+        f"  came:     {came}\n"
         "  to fix:   make the model, the optimizer and the metrics as they were when it was saved, "
         "or choose another directory"
     )

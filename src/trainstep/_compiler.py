@@ -14,6 +14,7 @@ import functools
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -101,6 +102,7 @@ class Compiler:
         self._check = check
         self._values: dict[str, set[str]] = {}  # of what the step took from around it
         self._max_traces = max_traces
+        self._written: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._sized = Sized(
             name,
             _for_options(shapes, options),
@@ -111,6 +113,10 @@ class Compiler:
             one_trace=max_traces == 1,
             cells=self.cells,
         )
+
+    def written(self) -> list[Any]:
+        """The variables that the programs write, in the order in which they were first seen."""
+        return list(self._written.values())
 
     def flatten(self, values: Sequence[Any]) -> tuple[Key, list[Any]]:
         """The key of a call and its arrays."""
@@ -189,7 +195,7 @@ class Compiler:
         self._check_limit(event)
         started = time.perf_counter()
         try:
-            record = self._tracer.trace(call, pattern, first)
+            record = self._recording(call, pattern, first)
         except Refused as refusal:
             self.ledger.record(replace(event, trace_seconds=_since(started)))
             self._sized.refuse(call, pattern, refusal)
@@ -224,6 +230,11 @@ class Compiler:
         self._sized.tell_evicted(gone, call.site)
         self._sized.remember(call, call.key[1])
         return program
+
+    def _recording(self, call: Call, *sizes: Any) -> Record:
+        record = self._tracer.trace(call, *sizes)
+        self._written.update((id(v), v) for v in record.traced.writes)
+        return record
 
     def _check_limit(self, event: TraceEvent) -> None:
         if self._max_traces is not None and self.ledger.traces >= self._max_traces:
@@ -277,7 +288,7 @@ class Compiler:
 
     def _make(self, call: Call, event: TraceEvent) -> tuple[Program, TraceEvent]:
         started = time.perf_counter()
-        record = self._tracer.trace(call)
+        record = self._recording(call)
         traced = record.traced
         traced_at, hits = time.perf_counter(), self._engine.disk_hits()
         compiler, executable = self._build(traced, event.index)

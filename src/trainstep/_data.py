@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -39,6 +40,10 @@ class Feed(Protocol):
 
     def restart(self) -> None:
         """Starts from the first batch again, where the source can."""
+        ...
+
+    def pass_over(self, epochs: int) -> None:
+        """Leaves epochs out, where a later one depends on them."""
         ...
 
 
@@ -90,6 +95,9 @@ class Arrays:
     def restart(self) -> None:
         """Every epoch starts from the first batch."""
 
+    def pass_over(self, epochs: int) -> None:
+        """The order of an epoch depends on NumPy's generator alone."""
+
     def batches(self) -> Iterator[Batch]:
         """The batches of one epoch, one by one."""
         return itertools.chain.from_iterable(batches for _, batches in self.epoch(1))
@@ -127,6 +135,12 @@ class Stream:
         """Starts from the first batch again; an iterator goes on by itself."""
         self._batches = None
 
+    def pass_over(self, epochs: int) -> None:
+        """Draws the batches of epochs and drops them: nobody else knows what an order hangs on."""
+        for _ in range(epochs):
+            for _, batches in self.epoch(1):
+                deque(batches, maxlen=0)
+
     def _taken(self) -> Iterator[Any]:
         if self._limit is None:
             yield from self._make()
@@ -157,6 +171,18 @@ class Stream:
 _END = object()
 
 
+class Stretched(Stream):
+    """Arrays in epochs of another length than theirs.
+
+    Attributes:
+        arrays: The arrays.
+    """
+
+    def __init__(self, arrays: Arrays, steps: int) -> None:
+        super().__init__(arrays.batches, steps)
+        self.arrays = arrays
+
+
 def feed(
     x: Any,
     y: Any = None,
@@ -170,7 +196,7 @@ def feed(
     check_positive("Trainer", batch_size=batch_size, steps_per_epoch=steps)
     if not _is_source(x):
         arrays = Arrays((x, y, weights), batch_size, steps, shuffle)
-        return arrays if steps in (None, arrays.steps) else Stream(arrays.batches, steps)
+        return arrays if steps in (None, arrays.steps) else Stretched(arrays, steps)
     if y is not None or weights is not None:
         raise ArgumentError(
             "Trainer",

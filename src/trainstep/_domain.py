@@ -54,12 +54,19 @@ def domain_of(variables: Iterable[Any]) -> Domain:
     return target
 
 
-def renew(variables: Iterable[Any]) -> None:
-    """Gives variables another domain: programs that touch them look again whether they fit."""
-    with _merging:
-        for root in {d.root() for v in variables if (d := _lookup(v)) is not None}:
-            with root.lock:
-                root.parent = Domain()
+@contextlib.contextmanager
+def moving(variables: Iterable[Any]) -> Iterator[None]:
+    """A block in which variables may move: no program touches them.
+
+    They get another domain, so that programs look again whether they fit.
+    """
+    with _merging, contextlib.ExitStack() as held:
+        roots = {d.root() for v in variables if (d := _lookup(v)) is not None}
+        for root in sorted(roots, key=id):
+            held.enter_context(root.lock)
+        yield
+        for root in roots:
+            root.parent = Domain()
 
 
 @contextlib.contextmanager

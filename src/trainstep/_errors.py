@@ -175,12 +175,12 @@ class CheckpointError(TrainstepError):
 
 
 def calls_the_host() -> StrategyError:
-    """A step of many processes on torch that calls Python."""
+    """A step over several devices or processes that calls Python."""
     return StrategyError(
-        "a step of many processes cannot call Python on torch.\n"
+        "a step over several devices cannot call the host.\n"
         "  expected: a step without `trainstep.print` and `trainstep.callback`\n"
-        "  came:     one with such a call\n"
-        "  to fix:   return the value from the step, and print it after the call"
+        "  came:     a step with one of them\n"
+        "  to fix:   return the values, and look at them after the step; or use `Single()`"
     )
 
 

@@ -49,7 +49,9 @@ def write(
     new.rename(place)
     _sync(directory)
     found = _all(directory)
-    for at in sorted(found)[:-keep]:
+    new_at = next(at for at, each in found.items() if each == place)
+    # Those of later steps are broken, or this run would have gone on from them.
+    for at in sorted(at for at in found if at <= new_at)[:-keep]:
         shutil.rmtree(found[at], ignore_errors=True)
 
 

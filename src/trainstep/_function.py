@@ -165,6 +165,10 @@ class Function(Generic[P, R]):
         """How many programs are kept."""
         return len(self._programs)
 
+    def written(self) -> list[Any]:
+        """The variables that its programs write."""
+        return self._compiler.written()
+
     @property
     def padding(self) -> float:
         """The part of what was computed for sizes that vary that was padding."""

@@ -154,6 +154,11 @@ class Functions:
         name = f"Trainer of {self._model.name}"
         return merged(name, [function.ledger for function in self._made.values()])
 
+    def written(self) -> list[Any]:
+        """The variables that the train steps write, as far as they were traced."""
+        steps = [f for (kind, *_), f in self._made.items() if kind == "train"]
+        return [variable for step in steps for variable in step.written()]
+
     def skipped(self) -> int:
         """How many batches were skipped for their numbers."""
         return sum(function.skipped for function in self._made.values())

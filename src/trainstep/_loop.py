@@ -109,7 +109,7 @@ def fit(
     callbacks.tell("train_begin", {})
     epochs = range(getattr(model, "_initial_epoch", None) or epochs.start, epochs.stop)
     if run_of is not None:
-        epochs = run_of.remaining(epochs)
+        epochs = run_of.remaining(epochs, runner, feed, group)
     for epoch in epochs:
         trainer.reset_metrics()
         if run_of is not None:

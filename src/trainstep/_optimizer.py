@@ -52,6 +52,28 @@ def make_known(optimizer: Any, model: Any) -> None:
     places.update({key(v): place for place, v in enumerate(variables)})
 
 
+def known(optimizer: Any, model: Any) -> list[int]:
+    """The places, among a model's variables, of those that an optimizer has slots for."""
+    optimizer = innermost(optimizer)
+    places, key = optimizer._trainable_variables_indices, optimizer._var_key
+    return [place for place, v in enumerate(model.variables) if key(v) in places]
+
+
+def slots_beyond(optimizer: Any, model: Any, places: list[int]) -> list[Any]:
+    """The slots that an optimizer has for other variables of a model than those at some places."""
+    optimizer = innermost(optimizer)
+    key = optimizer._var_key
+    old = {key(model.variables[place]) for place in places}
+    new = [key(v) not in old for v in optimizer._trainable_variables]
+    return [
+        slot
+        for name, slots in vars(optimizer).items()
+        if _is_slots(name, slots, len(new))
+        for slot, is_new in zip(slots, new, strict=True)
+        if is_new
+    ]
+
+
 def innermost(optimizer: Any) -> Any:
     """The optimizer that updates weights, inside one that scales the loss."""
     return getattr(optimizer, "inner_optimizer", optimizer)

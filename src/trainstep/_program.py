@@ -201,6 +201,10 @@ class Programs:
         self._drop_programs(gone)
         return gone
 
+    def drop(self, program: Program) -> None:
+        """Forgets a program, which does not fit any more."""
+        self._drop_programs([program])
+
     def _drop_programs(self, gone: Sequence[Program]) -> None:
         for program in gone:
             if program.family is not None:

@@ -24,11 +24,30 @@ class Run:
         self._restore = None if found is None else found[1]
         self._passed = self._position.step
 
-    def remaining(self, epochs: range) -> range:
-        """The epochs that are left."""
+    def remaining(self, epochs: range, runner: Any, feed: Any, group: int) -> range:
+        """The epochs that are left, with the data where they begin."""
         if self._restore is None:
-            self._position = replace(self._position, epoch=epochs.start)
-        return range(max(epochs.start, self._position.epoch), epochs.stop)
+            start = np.random.get_state()
+            self._position = replace(self._position, epoch=epochs.start, start=start)
+            return epochs
+        if self._position.epoch < epochs.start:  # a later one was asked for
+            self._position, self._passed = replace(self._position, epoch=epochs.start, step=0), 0
+        left = range(self._position.epoch, epochs.stop)
+        if left:
+            np.random.set_state(self._position.start)
+            feed.pass_over(left.start - epochs.start)
+            np.random.set_state(self._position.order)
+        else:
+            self._end(runner, feed, group)
+        return left
+
+    def _end(self, runner: Any, feed: Any, group: int) -> None:
+        """Gives a run that has ended its state; a batch is needed to build what has one."""
+        for size, batches in feed.epoch(group):
+            for batch in batches:
+                self.passes(runner, batch, 0, size)
+                np.random.set_state(self._position.order)
+                return
 
     def begins(self, epoch: int) -> None:
         """An epoch begins; that of a run that goes on has begun before."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainstep._data import Arrays, Batch, Feed, Stretch, in_memory
+from trainstep._data import Arrays, Batch, Feed, Stream, Stretch, Stretched, in_memory
 from trainstep._errors import StrategyError
 from trainstep._outputs import take_out
 
@@ -22,7 +22,11 @@ def shared(feed: Feed, layout: Any) -> Feed:
     """A feed whose batches are laid out; itself where the steps do so anyhow."""
     if layout is None or layout.processes == 1:
         return feed
-    return ArrayShares(feed, layout) if isinstance(feed, Arrays) else Shares(feed, layout)
+    if isinstance(feed, Arrays):
+        return ArrayShares(feed, layout)
+    if isinstance(feed, Stretched):
+        return StretchedShares(ArrayShares(feed.arrays, layout), feed.steps)
+    return Shares(feed, layout)
 
 
 class ArrayShares:
@@ -54,6 +58,13 @@ class ArrayShares:
     def restart(self) -> None:
         """Every epoch starts from the first batch."""
 
+    def pass_over(self, epochs: int) -> None:
+        """The order of an epoch depends on NumPy's generator alone."""
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of one epoch, one by one."""
+        return itertools.chain.from_iterable(batches for _, batches in self.epoch(1))
+
     def _batch(self, rows: Any) -> Batch:
         axis = rows.ndim - 1
 
@@ -64,6 +75,17 @@ class ArrayShares:
             return self._layout.assembled((*rows.shape, *leaf.shape[1:]), axis, read)
 
         return self._arrays.build.of(list(map(laid_out, self._arrays.leaves)))  # type: ignore[no-any-return]
+
+
+class StretchedShares(Stream):
+    """The same in epochs of another length than that of the arrays."""
+
+    def __init__(self, shares: ArrayShares, steps: int | None) -> None:
+        super().__init__(shares.batches, steps)
+
+    def epoch(self, group: int) -> Iterator[Stretch]:
+        """The batches of one epoch, one by one: they are laid out already."""
+        return super().epoch(1)
 
 
 class Shares:
@@ -81,6 +103,10 @@ class Shares:
     def restart(self) -> None:
         """Starts from the first batch again, where the source can."""
         self._feed.restart()
+
+    def pass_over(self, epochs: int) -> None:
+        """Leaves epochs of this process's own batches out."""
+        self._feed.pass_over(epochs)
 
 
 def joined(own: Iterable[Any], layout: Any) -> Iterator[Any]:

@@ -85,6 +85,9 @@ class Sized:
         if family is None or family.traced.broken(sizes):
             return None
         served = family.served(sizes)
+        while served is not None and not served.program.fits():
+            self._programs.drop(served.program)
+            served = family.served(sizes)
         if served is None or not served.goes_on():
             return None
         self._programs.serve(key, served)

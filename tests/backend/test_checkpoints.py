@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +99,112 @@ def test_a_run_that_ended_trains_no_more(tmp_path: Path) -> None:
     trainer = trainer_of()
     fit(trainer, tmp_path)
     again = trainer_of()
-    again.train_on_batch(*(each[:8] for each in data()))
+    again.train_on_batch(*(a[:8] for a in data()))  # of another size, other programs would come
     history = fit(again, tmp_path)
     assert history.history == {}
     fit(again, tmp_path, epochs=4)
     whole = trainer_of()
     fit(whole, None, epochs=4)
+    assert_same(whole, again)
+
+
+def test_a_run_that_ended_has_its_state(tmp_path: Path) -> None:
+    whole, again = trainer_of(), trainer_of(built=False)
+    fit(whole, tmp_path)
+    fit(again, tmp_path)
+    assert_same(whole, again)
+
+
+def rows(count: int = 0) -> Iterator[Any]:
+    """Batches in a random order; so many of them, or without an end."""
+    x, y = data()
+    rng = np.random.default_rng(1)
+    for _ in range(count) if count else itertools.count():
+        chosen = rng.integers(0, 43, 8)
+        yield x[chosen], y[chosen]
+
+
+class Shuffled(keras.utils.PyDataset):  # type: ignore[misc]
+    """A data set whose epochs have orders of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches, self._rng = list(rows(4)), np.random.default_rng(2)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index]
+
+    def on_epoch_end(self) -> None:
+        self._rng.shuffle(self._batches)
+
+
+@pytest.mark.parametrize(
+    ("source", "steps"), [(data, 3), (rows, 4), (Shuffled, None)], ids=["arrays", "rows", "set"]
+)
+def test_epochs_that_depend_on_those_before(
+    tmp_path: Path, source: Callable[[], Any], steps: int | None
+) -> None:
+    def run(trainer: ts.Trainer, directory: Path | None, **more: Any) -> None:
+        kept = None if directory is None else ts.Checkpoints(directory, every=1)
+        batch_size = 8 if steps == 3 else None
+        options: dict[str, Any] = {"epochs": 4, "progress": False, **more}
+        trainer.fit(
+            source(), steps_per_epoch=steps, batch_size=batch_size, checkpoints=kept, **options
+        )
+
+    whole = trainer_of()
+    run(whole, None)
+    with pytest.raises(Stop):
+        run(trainer_of(), tmp_path, callbacks=[StopAt(6)])
+    again = trainer_of()  # which seeds Python's generator: Keras orders its data sets by that one
+    np.random.random(5)
+    run(again, tmp_path)
+    assert_same(whole, again)
+
+
+def test_what_only_the_step_knows_is_saved(tmp_path: Path) -> None:
+    """A variable of the loss, and the seed that Keras keeps for draws without one."""
+
+    def made() -> ts.Trainer:
+        trainer = trainer_of()
+        count = keras.Variable(0.0)
+
+        def loss(y: Any, predicted: Any) -> Any:
+            count.assign_add(1.0)
+            noise = keras.random.normal(ops.shape(y))
+            return ops.mean(ops.square(y - predicted + 0.1 * noise)) / count.value
+
+        return ts.Trainer(trainer.model, optimizer="adam", loss=loss)
+
+    whole = made()
+    fit(whole, None)
+    with pytest.raises(Stop):
+        fit(made(), tmp_path, callbacks=[StopAt(8)])
+    again = made()
+    fit(again, tmp_path)
+    assert_same(whole, again)
+
+
+def test_a_layer_that_is_thawed(tmp_path: Path) -> None:
+    """Its slots are not in the checkpoint of the epoch before."""
+    x, y = (a[:40] for a in data())
+
+    class Thaw(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.model.layers[0].trainable = epoch >= 1
+
+    def run(trainer: ts.Trainer, epochs: int, directory: Path | None) -> None:
+        kept = None if directory is None else ts.Checkpoints(directory)
+        options: dict[str, Any] = {"batch_size": 8, "progress": False}
+        trainer.fit(x, y, epochs=epochs, callbacks=[Thaw()], checkpoints=kept, **options)
+
+    whole, again = trainer_of(), trainer_of()
+    run(whole, 3, None)
+    run(trainer_of(), 1, tmp_path)
+    run(again, 3, tmp_path)
     assert_same(whole, again)
 
 
@@ -138,6 +240,18 @@ def test_sigterm_saves_and_stops(tmp_path: Path) -> None:
     assert_same(whole, again)
 
 
+def test_sigterm_after_the_last_step_stops(tmp_path: Path) -> None:
+    class Last(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as stopped:
+        fit(trainer_of(), tmp_path, every=None, callbacks=[Last()])
+    assert stopped.value.code == 143
+    assert (tmp_path / "step-18").is_dir()
+
+
 def test_by_hand(tmp_path: Path) -> None:
     trainer, other = trainer_of(), trainer_of()
     saved = ts.Checkpoints(tmp_path)
@@ -167,6 +281,26 @@ def test_broken_ones_are_passed_over(tmp_path: Path) -> None:
     assert ts.Checkpoints(tmp_path).load(trainer_and_built()) is None
 
 
+def test_a_broken_one_does_not_cost_a_new_one(tmp_path: Path) -> None:
+    kept = ts.Checkpoints(tmp_path, keep=1)
+    x, y = data()
+    trainer_of().fit(x, y, epochs=2, checkpoints=kept, progress=False)
+    (tmp_path / "step-4" / "manifest.json").write_text("{")
+    trainer_of().fit(x, y, epochs=1, checkpoints=kept, progress=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-2", "step-4"]
+    position = kept.load(trainer_and_built())
+    assert position is not None
+    assert position.total == 2
+
+
+def test_a_place_that_cannot_be_written_to_is_known_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    trainer = trainer_of()
+    with pytest.raises(FileExistsError):
+        fit(trainer, tmp_path / "file")
+    assert trainer.trace_count == 0
+
+
 def trainer_and_built() -> ts.Trainer:
     trainer = trainer_of()
     trainer.train_on_batch(*data())
@@ -183,6 +317,18 @@ def test_one_of_another_trainer_is_refused(tmp_path: Path) -> None:
         ts.Checkpoints(tmp_path).load(other)
     for a, b in zip(before, state(other), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_one_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    """The slots of these two have the same shapes."""
+    model = trainer_of().model
+    one = ts.Trainer(model, optimizer=keras.optimizers.SGD(momentum=0.9), loss="mse")
+    other = ts.Trainer(model, optimizer="rmsprop", loss="mse")
+    for trainer in (one, other):
+        trainer.train_on_batch(*data())
+    ts.Checkpoints(tmp_path).save(one)
+    with pytest.raises(ts.CheckpointError, match=r"expected: RMSprop\n +came: +SGD"):
+        ts.Checkpoints(tmp_path).load(other)
 
 
 def test_wrong_arguments() -> None:

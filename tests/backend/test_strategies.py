@@ -51,7 +51,7 @@ def test_a_step_of_many_processes_that_calls_python_is_refused() -> None:
         return x
 
     told = ts.Function(step, options=Options(layout=many))
-    with pytest.raises(ts.StrategyError, match=r"cannot call Python[\s\S]*to fix:"):
+    with pytest.raises(ts.StrategyError, match=r"cannot call the host[\s\S]*to fix:"):
         told(np.ones(4, "float32"))
 
 

@@ -60,10 +60,15 @@ if keras.backend.backend() == "jax":
     assert trainer._functions.step("train").program_count <= 2
 trainer.fit(x, y, epochs=1, batch_size=32, steps_per_call=2, progress=False)
 trainer.fit(own_rows, epochs=1, progress=False)
+trainer.fit(x, y, epochs=3, batch_size=40, steps_per_epoch=2, steps_per_call=2, progress=False)
 for batch in strategy.distribute((x, y, w), batch_size=100):
     trainer.train_on_batch(*batch)
+for batch in strategy.distribute((x, y, w), batch_size=50, steps=2):
+    trainer.train_on_batch(*batch)
 logs = trainer.evaluate(x, y, batch_size=50)
-predicted = trainer.predict(x, batch_size=50)
+predicted = np.concatenate(
+    [trainer.predict(x, batch_size=50), trainer.predict(x, batch_size=50, steps=2)]
+)
 found = [*model.variables, *trainer.optimizer.variables]
 values = [_engines.current().whole(v) for v in found]
 numbers = [*history["loss"], *history["mae"], *logs.values(), *predicted.ravel()]

@@ -301,6 +301,51 @@ def test_variables_that_move_after_a_program_was_made(wide: None) -> None:
     np.testing.assert_allclose(np.asarray(predict(x)), before, rtol=0, atol=TOLERANCE)
 
 
+def test_a_snapshot_from_before_variables_moved() -> None:
+    one = trainer_of(mlp)
+    trained(one, batches(32))
+    held = [v.value for v in one.model.weights]
+    kept = [np.asarray(x).copy() for x in held]
+    several = ts.Trainer(one.model, optimizer="sgd", loss="mse", strategy=ts.Mirrored())
+    trained(several, batches(32, 32))
+    for before, value in zip(kept, held, strict=True):
+        np.testing.assert_array_equal(before, np.asarray(value))
+
+
+def test_strategies_in_turn(wide: None) -> None:
+    """Also with sizes that vary, whose programs are found another way."""
+
+    def model() -> Any:
+        return keras.Sequential(
+            [layers.Input((6,)), layers.Dense(256, activation="tanh"), layers.Dense(1)]
+        )
+
+    weights = []
+    for strategies in ([ts.Single()] * 3, [ts.Mirrored(), ts.Sharded(), ts.Mirrored([0, 1])]):
+        keras.utils.set_random_seed(0)
+        shared = model()
+        trainers = [
+            ts.Trainer(shared, optimizer="sgd", loss="mse", strategy=strategy)
+            for strategy in strategies
+        ]
+        for _ in range(2):
+            for trainer in trainers:
+                trained(trainer, batches(32, 31, 30))
+        weights.append(shared.get_weights())
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE)
+
+
+def test_calls_to_the_host_are_refused() -> None:
+    def step(x: Any) -> Any:
+        ts.print("sum", ops.sum(x))
+        return x
+
+    with pytest.raises(ts.StrategyError, match=r"cannot call the host[\s\S]*to fix:"):
+        ts.Mirrored().run(step, args=(np.ones(8),))
+    ts.Mirrored([0]).run(step, args=(np.ones(8),))
+
+
 def test_the_ledger_has_one_entry_per_trace() -> None:
     trainer = trainer_of(mlp, ts.Mirrored(), shapes="exact")
     trained(trainer, batches(32, 31, 32, 31))

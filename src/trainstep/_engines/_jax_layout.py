@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from trainstep._domain import renew
+from trainstep._domain import moving
 from trainstep._engines._base import Tensor, Variable
 from trainstep._engines._padding import own
 
@@ -70,13 +70,13 @@ class Layout:
             for v, sharding in zip(variables, wanted, strict=True)
             if not (v._value.committed and lies(v._value, sharding))
         ]
-        values: list[Any] = [v._value for v, _ in moved]
-        if moved and self.processes > 1:  # each has made its own: those of the first count
-            values = multihost_utils.broadcast_one_to_all([np.asarray(x) for x in values])
-        renew(v for v, _ in moved)
-        for (variable, sharding), value in zip(moved, values, strict=True):
-            variable._value = put(value, sharding)
-            variable._layout = sharding  # Keras keeps to it when a value is assigned
+        with moving(v for v, _ in moved):
+            values: list[Any] = [v._value for v, _ in moved]
+            if moved and self.processes > 1:  # each has made its own: those of the first count
+                values = multihost_utils.broadcast_one_to_all([np.asarray(x) for x in values])
+            for (variable, sharding), value in zip(moved, values, strict=True):
+                variable._value = put(value, sharding, copy=True)
+                variable._layout = sharding  # Keras keeps to it when a value is assigned
         return wanted
 
     def assembled(
@@ -251,10 +251,18 @@ def lies(value: Tensor, sharding: Sharding) -> bool:
     return bool(value.sharding.is_equivalent_to(sharding, value.ndim))
 
 
-def put(value: Any, sharding: Sharding) -> Tensor:
-    """An array, laid out. Of many processes, each has the whole, and takes its devices' parts."""
+def put(value: Any, sharding: Sharding, *, copy: bool = False) -> Tensor:
+    """An array, laid out. Of many processes, each has the whole, and takes its devices' parts.
+
+    Args:
+        value: The array.
+        sharding: How it is to lie.
+        copy: Whether it may not share memory with `value`. What a step gives away has to be its
+            own: whoever holds the old array keeps it.
+    """
     if sharding.is_fully_addressable:
-        return jax.device_put(value, sharding)
+        # Of `may_alias=False`, JAX makes nothing where an array goes to several devices.
+        return jax.device_put(jax.numpy.array(value, copy=True) if copy else value, sharding)
     array = np.asarray(value)
     return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
 

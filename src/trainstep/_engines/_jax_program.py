@@ -25,6 +25,7 @@ from trainstep._engines._jax_host import hosts_in
 from trainstep._engines._jax_layout import Spread, active, copied, lies
 from trainstep._engines._jax_processes import with_others
 from trainstep._engines._padding import SMALL, own
+from trainstep._errors import calls_the_host
 from trainstep._source import Source, define
 
 _value = itemgetter("_value")
@@ -59,6 +60,8 @@ def build(
     layout = options.layout or active([*changed, *fixed])
     spread = None
     if layout is not None:
+        if fallible and layout.mesh.size > 1:
+            raise calls_the_host()
         spread = Spread(
             layout,
             [*changed, *fixed],
