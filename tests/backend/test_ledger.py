@@ -414,7 +414,7 @@ def test_the_limit_holds_for_warm_up() -> None:
 def test_every_error_is_a_trainstep_error() -> None:
     errors = [getattr(ts, name) for name in ts.__all__ if name.endswith("Error")]
 
-    assert len(errors) == 10
+    assert len(errors) == 13
     assert all(issubclass(error, ts.TrainstepError) for error in errors)
     assert issubclass(ts.ArgumentError, TypeError)
 
