@@ -70,7 +70,7 @@ def contenders_of(case: Case, inductor: bool) -> dict[str, Step]:
     return {
         **{f"native: {name}": step for name, step in variants.items()},
         **{f"ours: {mode}": steps.ours(case, mode) for mode in modes},
-        **{f"Trainer: {mode}": steps.trainer(case, mode).train_on_batch for mode in modes},
+        **{f"Trainer: {mode}": steps.trainer(case, optimize=mode).train_on_batch for mode in modes},
         "keras": steps.train_on_batch(case),
     }
 
