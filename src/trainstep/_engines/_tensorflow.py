@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.framework.ops import gradient_registry
+from tensorflow.python.framework.ops import EagerTensor, gradient_registry
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from trainstep._engines._base import (
@@ -39,7 +39,7 @@ from trainstep._engines._hosting import Host, HostFunction, Results, surfacing
 from trainstep._engines._tensorflow_host import host_call
 from trainstep._engines._tensorflow_sizes import specs as sizes_unknown
 from trainstep._engines._tensorflow_sizes import unknown_sizes
-from trainstep._errors import runs_on_one_device
+from trainstep._errors import calls_the_host
 from trainstep._state import Branch, Recorder, current_scope, initialize_pending
 
 
@@ -54,12 +54,12 @@ class TensorFlowEngine:
     loops_have_gradients = True
     sizes = "dynamic"
 
-    def __init__(self) -> None:
-        with tf.init_scope():
-            self.array_types: tuple[type, ...] = (type(tf.zeros(())),)
+    array_types: tuple[type, ...] = (EagerTensor,)
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
-        raise runs_on_one_device(self.name)
+        from trainstep._engines._tensorflow_layout import layout
+
+        return layout(kind, devices)
 
     def launched(self) -> tuple[str, int, int] | None:
         return None
@@ -67,10 +67,12 @@ class TensorFlowEngine:
     def connect(
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
     ) -> Any:
-        raise runs_on_one_device(self.name)
+        from trainstep._engines._tensorflow_processes import connect
+
+        return connect(address, count, index, timeout=timeout)
 
     def told(self, value: Any) -> Any:
-        return value
+        return _group().told(value)
 
     def whole(self, variable: Any) -> Any:
         return keras.ops.convert_to_numpy(variable.value)
@@ -82,7 +84,7 @@ class TensorFlowEngine:
         """There is none."""
 
     def preempted(self, step: int, asked: bool) -> bool:
-        return False
+        return any(_group().gathered(asked))
 
     def canonical(self, dtype: str) -> str:
         return dtype
@@ -131,6 +133,7 @@ class TensorFlowEngine:
     ) -> Traced:
         writes: list[Variable] = []
         stand_ins: list[Tensor] = []
+        record: list[Any] = []
 
         def body(*tensors: Tensor) -> list[Tensor]:
             graph = tf.compat.v1.get_default_graph()
@@ -142,12 +145,11 @@ class TensorFlowEngine:
                 for op in graph.get_operations()
                 if op.op_def.is_stateful and op.type != "ReadVariableOp"
             ]
-            with tf.control_dependencies([*new, *outputs, *effects]):
-                settled = tf.no_op("settled")
-            with tf.control_dependencies([settled]):
-                for variable, value in zip(recorder.writes.values(), new, strict=True):
-                    variable._value.assign(value, read_value=False)
             writes.extend(recorder.writes.values())
+            if options.layout is None:
+                _commit(writes, new, [*outputs, *effects])
+            else:
+                record.append((graph, tensors, outputs, new, effects))
             return outputs
 
         specs = [tf.TensorSpec(x.shape[bool(options.repeat) :], x.dtype) for x in leaves]
@@ -160,6 +162,10 @@ class TensorFlowEngine:
             _let_go(recorder.home, stand_ins)
 
         hosts = recorder.hosts
+        if options.layout is not None:
+            if hosts:
+                raise calls_the_host()
+            return _spread(record[0], leaves, axes, recorder, options)
         if options.repeat:
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
             several = tf.function(partial(_repeated, concrete, options.repeat), autograph=False)
@@ -224,6 +230,49 @@ class TensorFlowEngine:
         self, fn: HostFunction, tensors: Sequence[Tensor], results: Results
     ) -> list[Tensor]:
         return host_call(fn, tensors, results)
+
+
+def _spread(
+    record: Any, leaves: Sequence[Any], axes: Axes | None, recorder: Recorder, options: Options
+) -> Traced:
+    """A recorded step, spread over several devices."""
+    from trainstep._engines._tensorflow_layout import Record
+
+    reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
+    given = [leaf[0] for leaf in leaves] if options.repeat else leaves
+    every = list({id(v): v for v in (*reads, *writes)}.values())
+    concrete = options.layout.spread(Record(*record), given, axes, partial(_commit, writes), every)
+
+    def build(compiler: str, bucket: Sizes | None = None) -> Executable:
+        run = options.layout.guarded(_executable(concrete, ()))
+        return _in_turn(run, options.repeat) if options.repeat else run
+
+    return Traced(reads, writes, build, compilers=("graph",))
+
+
+def _in_turn(step: Executable, count: int) -> Executable:
+    """A step of several devices made into several, one after the other."""
+
+    def steps(leaves: Sequence[Any]) -> list[Tensor]:
+        results = [step([leaf[index] for leaf in leaves]) for index in range(count)]
+        return [tf.stack(outputs) for outputs in zip(*results, strict=True)]
+
+    return steps
+
+
+def _commit(writes: Sequence[Variable], new: Sequence[Tensor], before: Sequence[Any]) -> None:
+    """Assigns new values, when all of them and everything else is there."""
+    with tf.control_dependencies([*new, *before]):
+        settled = tf.no_op("settled")
+    with tf.control_dependencies([settled]):
+        for variable, value in zip(writes, new, strict=True):
+            variable._value.assign(value, read_value=False)
+
+
+def _group() -> Any:
+    from trainstep._engines._tensorflow_processes import group
+
+    return group()
 
 
 def make() -> TensorFlowEngine:
@@ -325,12 +374,11 @@ def _variable_methods(tensor: Tensor, variable: Variable) -> dict[str, Any]:
 
 
 def _executable(concrete: Any, hosts: Sequence[Host]) -> Executable:
-    eager = type(tf.zeros(()))
     # Past the layers that match Python arguments to the graph's: ours are in order already.
     call, captured = concrete._inference_function.call_flat, concrete.captured_inputs
 
     def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
-        tensors = [x if type(x) is eager else tf.constant(x) for x in leaves]
+        tensors = [x if type(x) is EagerTensor else tf.constant(x) for x in leaves]
         return call(*tensors, *captured)  # type: ignore[no-any-return]
 
     run.graph = concrete  # type: ignore[attr-defined]  # the function lives as long as this does

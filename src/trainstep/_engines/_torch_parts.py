@@ -9,7 +9,6 @@ not cheap. So what the step computes is that of the whole batch, whatever it is 
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ import torch
 from torch import fx
 
 from trainstep._engines._base import Tensor
+from trainstep._engines._cuts import Cut
 from trainstep._engines._torch_collectives import gather, sum_all
 from trainstep._engines._torch_state import memory
 from trainstep._errors import StrategyError
@@ -36,13 +36,6 @@ class Rows(NamedTuple):
     def own(self) -> int:
         """How many are this process's."""
         return self.stop - self.start
-
-
-class Cut(NamedTuple):
-    """An axis of a value that rows lie along, so many numbers for each."""
-
-    axis: int
-    unit: int = 1
 
 
 class Value:
@@ -257,12 +250,3 @@ def _written(node: Any) -> list[Any]:
 
 
 Rule = Callable[[Partition, Any], Value | None]
-
-
-def reshaped(shape: Sequence[int], cut: Cut, new: Sequence[int], rows: int) -> Cut | None:
-    """How a value is cut after its axes were split or joined; None if rows do not stay together."""
-    before = math.prod(shape[: cut.axis])
-    for axis, size in enumerate(new):
-        if math.prod(new[:axis]) == before and size % rows == 0 and size:
-            return Cut(axis, size // rows)
-    return None

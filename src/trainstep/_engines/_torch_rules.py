@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from trainstep._engines._torch_parts import Cut, Partition, Rule, Value, aten, reshaped
+from trainstep._engines._cuts import Cut, reshaped
+from trainstep._engines._torch_parts import Partition, Rule, Value, aten
 
 _SHAPED = {"zeros_like", "ones_like", "full_like", "empty_like"}  # which need no numbers
 # Number by number, though PyTorch does not say so of them.
@@ -89,7 +90,7 @@ def _aligned(part: Partition, node: Any, shape: Sequence[int]) -> Cut:
 def _sum(part: Partition, node: Any) -> Value | None:
     x, shape, cut, dims, keep = _reduced(part, node)
     if cut.axis not in dims:
-        return _of_rows(part, node, _without(cut, dims, keep))
+        return _of_rows(part, node, cut.without(dims, keep=keep))
     kwargs = {k: v for k, v in node.kwargs.items() if k == "dtype"}
     total = part.call(aten.sum.dim_IntList, part.values[x].node, list(dims), keep, **kwargs)
     if node.target._schema.name == "aten::sum":
@@ -110,11 +111,6 @@ def _reduced(part: Partition, node: Any) -> tuple[Any, Any, Cut, tuple[int, ...]
     return x, shape, cut, every, keep
 
 
-def _without(cut: Cut, dims: Sequence[int], keep: bool) -> Cut:
-    """The cut after axes went."""
-    return cut if keep else cut._replace(axis=cut.axis - sum(d < cut.axis for d in dims))
-
-
 def _along(part: Partition, node: Any) -> Value | None:
     """What works along axes that are not the rows'; one result or several."""
     if len(node.args) < 2 and "dim" not in node.kwargs:
@@ -123,7 +119,7 @@ def _along(part: Partition, node: Any) -> Value | None:
     if cut.axis in dims:
         return None
     several = len(node.target._schema.returns) > 1
-    new = _without(cut, dims, keep)
+    new = cut.without(dims, keep=keep)
     return _of_rows(part, node, [new, new] if several else new)
 
 
@@ -244,7 +240,7 @@ def _squeeze(part: Partition, node: Any) -> Value | None:
         return None
     # By name: an axis of a part may have size 1 where the whole has not.
     new = part.call(aten.squeeze.dims, part.values[x].node, gone)
-    return Value(new, _without(cut, gone, keep=False))
+    return Value(new, cut.without(gone))
 
 
 def _select(part: Partition, node: Any) -> Value | None:
@@ -252,7 +248,7 @@ def _select(part: Partition, node: Any) -> Value | None:
     cut, rank = part.settled(x).cut, len(part.shape(x))
     if dim % rank == cut.axis:
         return None
-    return _of_rows(part, node, _without(cut, [dim % rank], keep=False))
+    return _of_rows(part, node, cut.without([dim % rank]))
 
 
 def _slice(part: Partition, node: Any) -> Value | None:
@@ -282,7 +278,7 @@ def _unbind(part: Partition, node: Any) -> Value | None:
     cut, shape = part.settled(x).cut, part.shape(x)
     if dim % len(shape) == cut.axis:
         return None
-    new = _without(cut, [dim % len(shape)], keep=False)
+    new = cut.without([dim % len(shape)])
     return _of_rows(part, node, [new] * shape[dim])
 
 

@@ -1,0 +1,32 @@
+"""How a tensor of a recorded step is cut, where each device computes its own rows of the batch.
+
+A record is of the whole batch: forward, backward and optimizer, as plain operations. Each value is
+whole, or cut along the axis that rows lie along. The two engines whose records are cut operation by
+operation, torch and TensorFlow, share what is here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Cut(NamedTuple):
+    """An axis of a value that rows lie along, so many numbers for each."""
+
+    axis: int
+    unit: int = 1
+
+    def without(self, gone: Sequence[int], *, keep: bool = False) -> Cut:
+        """The cut after other axes went; `keep`: they stay, with size 1."""
+        return self if keep else self._replace(axis=self.axis - sum(d < self.axis for d in gone))
+
+
+def reshaped(shape: Sequence[int], cut: Cut, new: Sequence[int], rows: int) -> Cut | None:
+    """How a value is cut after its axes were split or joined; None if rows do not stay together."""
+    before = math.prod(shape[: cut.axis])
+    for axis, size in enumerate(new):
+        if math.prod(new[:axis]) == before and size % rows == 0 and size:
+            return Cut(axis, size // rows)
+    return None
