@@ -23,6 +23,12 @@ if DEVICES and keras.backend.backend() == "jax":
 
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.config.update("jax_enable_x64", True)
+if DEVICES and keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    (processor,) = tf.config.list_physical_devices("CPU")
+    parts = [tf.config.LogicalDeviceConfiguration()] * DEVICES
+    tf.config.set_logical_device_configuration(processor, parts)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,10 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     backend = keras.backend.backend()
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            if not DEVICES or backend == "tensorflow":
-                item.add_marker(pytest.mark.skip(reason="needs TRAINSTEP_DEVICES=4, JAX or torch"))
+            if not DEVICES:
+                item.add_marker(pytest.mark.skip(reason="needs TRAINSTEP_DEVICES=4"))
             elif backend == "torch" and item.path.name != "test_processes.py":
-                item.add_marker(pytest.mark.skip(reason="JAX"))
+                item.add_marker(pytest.mark.skip(reason="torch has one device in a process"))
 
 
 @pytest.fixture

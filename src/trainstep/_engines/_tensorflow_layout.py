@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ from trainstep._errors import ArgumentError, ProcessLostError, StrategyError
 from trainstep._pulse import note_lost
 
 
-def layout(kind: str, devices: Sequence[Any] | None) -> Layout:
-    """The layout over some devices of this process, and as many of each other."""
+def layout(kind: str, devices: Sequence[Any] | None) -> Layout | None:
+    """The layout over some devices of this process, and as many of each other; None if one."""
     if kind == "sharded":
         raise StrategyError(
             "on TensorFlow, variables are whole in every process.\n"
@@ -36,7 +37,8 @@ def layout(kind: str, devices: Sequence[Any] | None) -> Layout:
     own = [d.name for d in tf.config.list_logical_devices() if d.device_type in ("CPU", "GPU")]
     if any("GPU" in name for name in own):
         own = [name for name in own if "GPU" in name]
-    return Layout(own if devices is None else [_named(each, own) for each in devices])
+    chosen = own if devices is None else [_named(each, own) for each in devices]
+    return None if chosen == own[:1] and group() is None else Layout(chosen)
 
 
 def _named(device: Any, known: Sequence[str]) -> str:
@@ -175,9 +177,8 @@ class Layout:
         if all(count is None for count in counts):
             return None
         if leaves is not None and None not in counts and self._are_shares(counts):
-            return [
-                self.assembled((sum(counts), *x.shape[1:]), 0, lambda part, x=x: x) for x in leaves
-            ]
+            rows = sum(counts)
+            return [self.assembled((rows, *x.shape[1:]), 0, partial(_as_is, x)) for x in leaves]
         found = [each for each in self._group.gathered(leaves) if each is not None]
         return [np.concatenate(parts) for parts in zip(*found, strict=True)]
 
@@ -191,6 +192,11 @@ class Layout:
         """The arrays of the first process, in all of them."""
         assert self._group is not None
         return list(self._group.told(list(arrays)))
+
+
+def _as_is(own: Any, part: tuple[slice, ...]) -> Any:
+    """The rows of this process, when asked for them."""
+    return own
 
 
 # What a collective raises when a process has ended, whichever is first to notice.

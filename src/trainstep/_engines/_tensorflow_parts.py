@@ -96,7 +96,9 @@ class Partition:
             if op not in needed or op.type == "Placeholder":
                 continue
             values = self._settled_axes(op)
-            if values is None and any(self._values[x.name].cut or self._values[x.name].partial for x in op.inputs):
+            if values is None and any(
+                self._values[x.name].cut or self._values[x.name].partial for x in op.inputs
+            ):
                 values = rule_of(op.type)(self, op)
             if values is None:
                 made = self.emit(op, [self.whole(x) for x in op.inputs])
@@ -167,8 +169,17 @@ class Partition:
                 return None
         made = [self.emit(op, inputs(k), k).outputs for k in range(len(self.devices))]
         return [
-            Value(list(tensors), cut) if cut is not None else self.summed(list(tensors))
+            Value(list(tensors), cut) if cut is not None else self.summed(self._of_any(tensors))
             for tensors, cut in zip(zip(*made, strict=True), cuts, strict=True)
+        ]
+
+    def _of_any(self, sums: Sequence[Tensor]) -> list[Tensor]:
+        """Sums over rows, 0 where there are none: some kernels leave then what was in memory."""
+        if sums[0].op.type in _RIGHT_OF_NONE:
+            return list(sums)
+        return [
+            tf.where(tf.greater(stop, start), total, tf.zeros_like(total))
+            for total, (start, stop) in zip(sums, self.rows.bounds, strict=True)
         ]
 
     def on_rows(self, op: Any, cuts: Sequence[Cut | None]) -> list[Value] | None:
@@ -276,6 +287,7 @@ class Partition:
 
 Rule = Callable[[Partition, Any], list[Value] | None]
 _PLACES = ("_class", "_output_shapes")  # where it was, and of what shape
+_RIGHT_OF_NONE = ("Sum", "MatMul", "BatchMatMulV2", "Einsum")
 _ADDED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
