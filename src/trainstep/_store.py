@@ -40,16 +40,16 @@ class Kept:
             while True:
                 ask = json.loads(connection.recv_bytes())
                 found = getattr(self, "_" + ask.pop("do"))(connection, **ask)
-                connection.send_bytes(found)
+                if found is not None:
+                    connection.send_bytes(found)
         except (EOFError, OSError):
             connection.close()
 
-    def _set(self, connection: Connection[Any, Any], key: str) -> bytes:
+    def _set(self, connection: Connection[Any, Any], key: str) -> None:
         value = connection.recv_bytes()
         with self._changed:
             self._values[key] = value
             self._changed.notify_all()
-        return b""
 
     def _get(self, connection: Connection[Any, Any], key: str, readers: int) -> bytes:
         with self._changed:
@@ -67,7 +67,7 @@ class Kept:
 
 
 class Store:
-    """What one process sees of it. It may be used by one thread at a time.
+    """What one process sees of it. A thread that waits for a value keeps others waiting.
 
     Args:
         address: Where the first process listens.
@@ -86,16 +86,16 @@ class Store:
                     raise
                 time.sleep(0.1)
 
-    def _ask(self, value: bytes | None = None, **what: Any) -> bytes:
+    def _ask(self, **what: Any) -> bytes:
         with self._lock:
             self._connection.send_bytes(json.dumps(what).encode())
-            if value is not None:
-                self._connection.send_bytes(value)
             return self._connection.recv_bytes()
 
     def put(self, key: str, value: bytes) -> None:
-        """Writes a value."""
-        self._ask(value, do="set", key=key)
+        """Writes a value; nobody answers, so it does not wait for the first process."""
+        with self._lock:
+            self._connection.send_bytes(json.dumps({"do": "set", "key": key}).encode())
+            self._connection.send_bytes(value)
 
     def get(self, key: str, readers: int) -> bytes:
         """Reads a value, when it is there; after so many have read it, it is gone."""

@@ -14,6 +14,13 @@ from keras import layers
 import trainstep as ts
 from trainstep import _engines
 
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    (processor,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        processor, [tf.config.LogicalDeviceConfiguration()] * 2
+    )
 if keras.backend.backend() == "jax":
     import jax
 
@@ -56,7 +63,7 @@ def own_rows() -> Iterator[Any]:
 for rows in (32, 31, 1):
     trainer.train_on_batch(x[:rows], y[:rows], w[:rows])
 history = trainer.fit(x, y, sample_weight=w, epochs=1, batch_size=32, progress=False).history
-if keras.backend.backend() == "jax":
+if keras.backend.backend() != "torch":
     assert trainer._functions.step("train").program_count <= 2
 trainer.fit(x, y, epochs=1, batch_size=32, steps_per_call=2, progress=False)
 trainer.fit(own_rows, epochs=1, progress=False)

@@ -18,6 +18,13 @@ from keras import layers
 
 import trainstep as ts
 
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    (processor,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        processor, [tf.config.LogicalDeviceConfiguration()] * 2
+    )
 if keras.backend.backend() == "jax":
     import jax
 

@@ -14,6 +14,13 @@ from keras import layers
 import trainstep as ts
 from trainstep import _engines
 
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    (processor,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        processor, [tf.config.LogicalDeviceConfiguration()] * 2
+    )
 if keras.backend.backend() == "jax":
     import jax
 

@@ -34,11 +34,18 @@ def layout(kind: str, devices: Sequence[Any] | None) -> Layout | None:
             "  came:     TensorFlow\n"
             "  to fix:   use `trainstep.Mirrored()`, or set KERAS_BACKEND=jax"
         )
-    own = [d.name for d in tf.config.list_logical_devices() if d.device_type in ("CPU", "GPU")]
-    if any("GPU" in name for name in own):
-        own = [name for name in own if "GPU" in name]
+    own = _own()
     chosen = own if devices is None else [_named(each, own) for each in devices]
     return None if chosen == own[:1] and group() is None else Layout(chosen)
+
+
+def _own() -> list[str]:
+    """The devices of this process: its accelerators, or else the parts of its processor."""
+    job = group()
+    task = "" if job is None else f"/task:{job.index}/"  # TensorFlow knows those of all processes
+    found = [d for d in tf.config.list_logical_devices() if task in d.name]
+    by_kind = {kind: [d.name for d in found if d.device_type == kind] for kind in ("GPU", "CPU")}
+    return by_kind["GPU"] or by_kind["CPU"]
 
 
 def _named(device: Any, known: Sequence[str]) -> str:

@@ -37,13 +37,22 @@ def connect(address: str, count: int, index: int, *, timeout: float) -> Store:
         own = _own_address(host, int(port))
         store.set(f"trainstep/workers/{index}", own)
         workers = [store.get(f"trainstep/workers/{k}", count).decode() for k in range(count)]
+        # TensorFlow waits for the others with Python standing still, and the store with it: the
+        # first process may begin only when nobody asks for anything any more.
+        store.set(f"trainstep/ready/{index}", "")
+        if index == 0:
+            for k in range(count):
+                store.get(f"trainstep/ready/{k}", 1)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({"worker": workers}), "worker", index, rpc_layer="grpc"
+            tf.train.ClusterSpec({"worker": workers}),
+            task_type="worker",
+            task_id=index,
+            rpc_layer="grpc",
         )
         ring = tf.distribute.experimental.CommunicationImplementation.RING
         options = tf.distribute.experimental.CommunicationOptions(implementation=ring)
         runtime = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
-    except (OSError, RuntimeError, tf.errors.OpError) as error:
+    except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
         raise StrategyError(
             f"process {index} of {count} could not join the others.\n"
             f"  expected: process 0 at {address}, and no tensor made before\n"
