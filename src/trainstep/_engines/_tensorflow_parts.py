@@ -8,7 +8,7 @@ What has no rule gets whole values, on the first device: right for every operati
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +32,10 @@ class Rows(NamedTuple):
     def shared(cls, total: Size, parts: int, own: range) -> Rows:
         """As equal shares as there can be."""
         return cls(total, [(total * k // parts, total * (k + 1) // parts) for k in own])
+
+
+class Unknown(Exception):
+    """The shape of a value is not known, so whole values are taken."""
 
 
 class Value:
@@ -70,13 +74,17 @@ class Partition:
         self._pending: list[Value] = []
 
     def write(
-        self, graph: Any, given: dict[str, Value], wanted: Sequence[Tensor], effects: Sequence[Any]
+        self,
+        graph: Any,
+        arguments: dict[str, Value],
+        wanted: Sequence[Tensor],
+        effects: Sequence[Any],
     ) -> tuple[list[Tensor], list[Any]]:
         """Writes what is needed of a record.
 
         Args:
             graph: The record.
-            given: Its arguments, by name.
+            arguments: Those of the record, by name.
             wanted: Tensors of it, which are made whole.
             effects: Operations of it that have to run.
 
@@ -87,19 +95,18 @@ class Partition:
 
         for function in graph._functions.values():
             self._graph._add_function_recursive(function)
-        self._values.update(given)
+        self._values.update(arguments)
         for outside, inside in graph.captures:
             self._values[inside.name] = Value([outside])
-        needed = _needed([*(tensor.op for tensor in wanted), *effects])
         done: list[Any] = []
-        for op in graph.get_operations():
-            if op not in needed or op.type == "Placeholder":
+        for op in _needed(graph, [*(tensor.op for tensor in wanted), *effects]):
+            if op.type == "Placeholder":
                 continue
             values = self._settled_axes(op)
-            if values is None and any(
-                self._values[x.name].cut or self._values[x.name].partial for x in op.inputs
-            ):
-                values = rule_of(op.type)(self, op)
+            given = [self._values[x.name] for x in op.inputs]
+            if values is None and any(value.cut or value.partial for value in given):
+                with contextlib.suppress(Unknown):
+                    values = rule_of(op.type)(self, op)
             if values is None:
                 made = self.emit(op, [self.whole(x) for x in op.inputs])
                 values = [Value([tensor]) for tensor in made.outputs]
@@ -205,7 +212,9 @@ class Partition:
         if value.cut == cut:
             return value.tensors[device]
         whole = self.whole(tensor)
-        if cut.axis < 0 or shape is None or shape[cut.axis] == 1:
+        if shape is None:
+            raise Unknown
+        if cut.axis < 0 or shape[cut.axis] == 1:
             return whole
         if cut not in value.slices:
             value.slices[cut] = self.rows_of(whole, cut)
@@ -303,13 +312,22 @@ def _with_entry(shape: Tensor, axis: int, size: Size) -> Tensor:
     return tf.concat([shape[:axis], [tf.cast(size, shape.dtype)], shape[axis + 1 :]], 0)
 
 
-def _needed(ops: Sequence[Any]) -> set[Any]:
-    """Operations, and all that they take."""
-    found, rest = set(ops), list(ops)
+def _needed(graph: Any, ops: Sequence[Any]) -> list[Any]:
+    """Operations, and all that they take, each after what it takes.
+
+    That is not always the order of the graph: the gradient of a loop adds to what the loop takes.
+    """
+    found: dict[Any, None] = {}
+    rest = list(reversed(ops))
     while rest:
         op = rest.pop()
-        for tensor in itertools.chain(op.inputs):
-            if tensor.op not in found:
-                found.add(tensor.op)
-                rest.append(tensor.op)
-    return found
+        if op in found:
+            continue
+        missing = [x.op for x in op.inputs if x.op not in found]
+        if missing:
+            rest += [op, *missing]
+        else:
+            found[op] = None
+    place = {op: index for index, op in enumerate(graph.get_operations())}
+    is_ordered = all(place[x.op] < place[op] for op in found for x in op.inputs)
+    return sorted(found, key=place.__getitem__) if is_ordered else list(found)

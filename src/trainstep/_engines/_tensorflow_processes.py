@@ -18,6 +18,7 @@ from trainstep._pulse import note_lost
 from trainstep._store import Kept, Store
 
 _KEY = 7001  # of the group of all processes; TensorFlow numbers its own from 1
+_SUMS, _SIZES = 2**10, 2**20  # how many numbers a group has, for sums and for sizes of each
 _group: Group | None = None
 
 
@@ -109,10 +110,13 @@ class Group:
 
     def _added(self, flat: Tensor) -> Tensor:
         graph = tf.compat.v1.get_default_graph()
+        more, number = divmod(next(self._sum), _SUMS)
+        # A number stands for one size for ever; where sizes vary, each of them has one.
+        instance = number * _SIZES + tf.size(flat) % _SIZES
         # One after the other: no process may wait for a sum that another has not come to.
         with tf.control_dependencies(getattr(graph, "trainstep_sums", [])):
             total = collective_ops.all_reduce_v2(
-                flat, self.count, _KEY, next(self._sum), communication_hint="ring"
+                flat, self.count, _KEY + more, instance, communication_hint="ring"
             )
         graph.trainstep_sums = [total]
         return total
