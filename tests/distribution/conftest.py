@@ -17,6 +17,7 @@ from keras.src.backend.common import dtypes
 from tests.distribution.wide import widened
 
 DEVICES = int(os.environ.get("TRAINSTEP_DEVICES", "0"))
+PROCESSES = ("test_processes.py", "test_launchers.py")
 
 if DEVICES and keras.backend.backend() == "jax":
     import jax
@@ -32,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             if not DEVICES or backend == "tensorflow":
                 item.add_marker(pytest.mark.skip(reason="needs TRAINSTEP_DEVICES=4, JAX or torch"))
-            elif backend == "torch" and item.path.name != "test_processes.py":
+            elif backend == "torch" and item.path.name not in PROCESSES:
                 item.add_marker(pytest.mark.skip(reason="JAX"))
 
 
