@@ -17,6 +17,7 @@ from keras.src.backend.common import dtypes
 from tests.distribution.wide import widened
 
 DEVICES = int(os.environ.get("TRAINSTEP_DEVICES", "0"))
+PROCESSES = ("test_processes.py", "test_launchers.py")
 
 if DEVICES and keras.backend.backend() == "jax":
     import jax
@@ -38,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             if not DEVICES:
                 item.add_marker(pytest.mark.skip(reason="needs TRAINSTEP_DEVICES=4"))
-            elif backend == "torch" and item.path.name != "test_processes.py":
+            elif backend == "torch" and item.path.name == "test_devices.py":
                 item.add_marker(pytest.mark.skip(reason="torch has one device in a process"))
 
 

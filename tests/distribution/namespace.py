@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import signal
 import socket
 import struct
@@ -23,6 +24,7 @@ from typing import Any
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
 _SET_FLAGS, _UP = 0x8914, 1
+_ADOPT = 36
 PORT = 29500
 
 
@@ -42,7 +44,8 @@ def run(plan: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         plan: `script` and `args`; `count` of processes; `torchrun`: restarts, if it starts them;
-            `kill`: `rank`, `signal`, and after how many lines of its progress, or at random.
+            `ray`: whether the script starts the others itself, by Ray; `kill`: `rank`, `signal`,
+            and after how many lines of its progress, or once how many steps are saved.
     """
     directory = Path(plan["directory"])
     base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)}
@@ -54,6 +57,8 @@ def run(plan: dict[str, Any]) -> dict[str, Any]:
             *("--max-restarts", str(plan["torchrun"]), "--monitor-interval", "0.5"),
         ]
         processes = [_started([*torchrun, *command[1:]], dict(os.environ), directory / "out")]
+    elif "ray" in plan:
+        processes = [_started(command, dict(os.environ), directory / "out")]
     else:
         processes = [
             _started(
@@ -71,7 +76,7 @@ def run(plan: dict[str, Any]) -> dict[str, Any]:
             os.kill(killed, plan["kill"]["signal"])
     codes, seconds = [], []
     for rank, process in enumerate(processes):
-        if "torchrun" not in plan and plan.get("kill", {}).get("rank") == rank:
+        if len(processes) > 1 and plan.get("kill", {}).get("rank") == rank:
             continue
         codes.append(process.wait(plan.get("timeout", 240)))
         seconds.append(time.monotonic() - moment)
@@ -93,19 +98,74 @@ def _started(command: list[str], env: dict[str, str], out: Path) -> subprocess.P
 
 def _victim(directory: Path, kill: dict[str, Any], processes: list[Any]) -> int | None:
     """The id of the process to end, once it has come far enough."""
-    progress = directory / f"progress.{kill['rank']}"
+    find = _by_ray if "saved" in kill else _by_progress
     limit = time.monotonic() + 200
     while time.monotonic() < limit and processes[0].poll() is None:
-        lines = progress.read_text().splitlines() if progress.exists() else []
-        if len(lines) >= kill["after"]:
+        if find(directory, kill) is not None:
             time.sleep(random.random() * kill.get("within", 0.0))
-            return int(progress.read_text().splitlines()[-1].split()[0])
+            return find(directory, kill)
         time.sleep(0.05)
     return None
+
+
+def _by_progress(directory: Path, kill: dict[str, Any]) -> int | None:
+    progress = directory / f"progress.{kill['rank']}"
+    lines = progress.read_text().splitlines() if progress.exists() else []
+    return int(lines[-1].split()[0]) if len(lines) >= kill["after"] else None
+
+
+def _by_ray(directory: Path, kill: dict[str, Any]) -> int | None:
+    """Of a worker that Ray has named."""
+    steps = [int(re.split("[-.]", path.name)[1]) for path in directory.glob("step-*")]
+    if max(steps, default=0) < kill["saved"]:
+        return None
+    text = (directory / "out").read_text(errors="replace")
+    found = re.findall(rf"pid=(\d+)\) world_rank={kill['rank']}\b", text)
+    return int(found[-1]) if found else None
+
+
+def adopt() -> None:
+    """Makes this process the parent of what its children leave behind."""
+    ctypes.CDLL(None).prctl(_ADOPT, 1, 0, 0, 0)
+
+
+def left(patience: float = 20.0) -> list[str]:
+    """What is still running after a while; it is ended."""
+    limit = time.monotonic() + patience
+    names = []
+    while True:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:  # there are none
+            return names
+        if not ended and time.monotonic() > limit:
+            for child in _children():
+                names.append(Path(f"/proc/{child}/comm").read_text().strip())
+                os.kill(child, signal.SIGKILL)  # its own children are ours then
+        if not ended:
+            time.sleep(0.1)
+
+
+def _children() -> list[int]:
+    """Ids of those that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent, *_ = path.read_text().rpartition(")")[2].split()
+        except OSError:  # gone meanwhile
+            continue
+        if int(parent) == os.getpid() and state != "Z":
+            found.append(int(path.parent.name))
+    return found
 
 
 if __name__ == "__main__":
     if not enter():
         print(json.dumps({"refused": "no network namespace may be made here"}))
     else:
-        print(json.dumps(run(json.loads(sys.argv[1]))))
+        adopt()
+        try:
+            found = run(json.loads(sys.argv[1]))
+        finally:
+            remains = left()
+        print(json.dumps({**found, "left": remains}))
