@@ -13,7 +13,7 @@ TESTING := $(QUIET) OMP_NUM_THREADS=1
 
 .PHONY: demo test test-jax test-tensorflow test-torch bench docs lint format clean \
   steps-jax steps-tensorflow steps-torch doctor-jax doctor-tensorflow doctor-torch \
-  devices-jax devices-torch
+  devices-jax devices-tensorflow devices-torch
 
 demo: $(VENV)/base.done
 	$(QUIET) KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/digits.py
@@ -24,10 +24,11 @@ ENGINES := jax torch tensorflow
 test: $(VENV)/all.done
 	@$(MAKE) --no-print-directory -j$(JOBS) steps-jax steps-torch doctor-tensorflow \
 	  steps-tensorflow doctor-torch doctor-jax devices-jax \
-	  devices-torch
+	  devices-tensorflow devices-torch
 
 PYTEST = $(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)
 test-jax: devices-jax
+test-tensorflow: devices-tensorflow
 test-torch: devices-torch
 test-jax test-tensorflow test-torch: test-%: $(VENV)/all.done
 	@$(PYTEST) 2>&1 | sed -u 's/^/$*: /'
@@ -38,8 +39,8 @@ $(ENGINES:%=steps-%): steps-%: $(VENV)/all.done
 $(ENGINES:%=doctor-%): doctor-%: $(VENV)/all.done
 	@$(PYTEST) tests/doctor 2>&1 | sed -u 's/^/$*, doctor: /'
 
-# In a process of its own: how many devices there are is fixed when JAX starts.
-devices-jax devices-torch: devices-%: $(VENV)/all.done
+# In a process of its own: how many devices there are is fixed when the engine starts.
+$(ENGINES:%=devices-%): devices-%: $(VENV)/all.done
 	@TRAINSTEP_DEVICES=4 $(PYTEST) tests/distribution 2>&1 | sed -u 's/^/$*, devices: /'
 
 bench: $(VENV)/all.done

@@ -185,12 +185,12 @@ def calls_the_host() -> StrategyError:
 
 
 def runs_on_one_device(engine: str) -> StrategyError:
-    """A strategy of several devices on an engine that has none yet."""
+    """A strategy of several devices on an engine that has none."""
     return StrategyError(
         f"on {engine}, a step runs on one device.\n"
-        "  expected: the JAX or torch backend, for a strategy of several devices or processes\n"
+        "  expected: a backend of Keras's, for a strategy of several devices or processes\n"
         f"  came:     {engine}\n"
-        "  to fix:   set KERAS_BACKEND=jax or torch, or use `trainstep.Single()`"
+        "  to fix:   use `trainstep.Single()`"
     )
 
 

@@ -158,9 +158,11 @@ class Single(Strategy):
 
 
 class Mirrored(Strategy):
-    """Batches are cut over devices, variables are on all of them.
+    """Batches are cut over devices, variables are whole.
 
-    On torch, a process has one device: see `initialize` for many of them.
+    On JAX each device has its own copy of them. On TensorFlow they are on the first device of a
+    process, which sends them to the others in each step. On torch, a process has one device: see
+    `initialize` for many of them.
 
     Args:
         devices: The devices, their numbers or names; all that there are by default, also those of
@@ -168,11 +170,9 @@ class Mirrored(Strategy):
 
     Example:
         >>> import keras, numpy as np, trainstep as ts
-        >>> if keras.backend.backend() != "tensorflow":
-        ...     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-        ...     strategy = ts.Mirrored()
-        ...     trainer = ts.Trainer(model, optimizer="adam", loss="mse", strategy=strategy)
-        ...     logs = trainer.train_on_batch(np.ones((8, 2)), np.ones((8, 1)))
+        >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        >>> trainer = ts.Trainer(model, optimizer="adam", loss="mse", strategy=ts.Mirrored())
+        >>> logs = trainer.train_on_batch(np.ones((8, 2)), np.ones((8, 1)))
     """
 
     def __init__(self, devices: Sequence[Any] | None = None) -> None:

@@ -26,11 +26,13 @@ def test_single_is_a_strategy() -> None:
     assert double.trace_count == 1
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="others spread steps")
-def test_more_than_one_device_is_refused() -> None:
-    for make in (ts.Mirrored, ts.Sharded):
-        with pytest.raises(ts.StrategyError, match=r"runs on one device[\s\S]*KERAS_BACKEND=jax"):
-            make()
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's devices")
+def test_tensorflow_has_the_devices_that_were_made() -> None:
+    assert ts.Mirrored().parts == 1
+    with pytest.raises(ts.ArgumentError, match=r"`devices`[\s\S]*set_logical_device_configuration"):
+        ts.Mirrored([0, 1])
+    with pytest.raises(ts.StrategyError, match=r"whole in every process[\s\S]*KERAS_BACKEND=jax"):
+        ts.Sharded()
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="torch has a device per process")

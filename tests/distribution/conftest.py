@@ -1,7 +1,7 @@
 """Tests of several devices, in float64: what is left of a difference there is rounding alone.
 
 They run in a process of their own, `TRAINSTEP_DEVICES=4 pytest tests/distribution`: the number of
-devices is fixed when JAX starts.
+devices is fixed when the engine starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from keras.src.backend.common import dtypes
 from tests.distribution.wide import widened
 
 DEVICES = int(os.environ.get("TRAINSTEP_DEVICES", "0"))
-PROCESSES = ("test_processes.py", "test_launchers.py")
 
 if DEVICES and keras.backend.backend() == "jax":
     import jax
