@@ -16,6 +16,7 @@ from trainstep._batch import check_positive, class_table, unpacked
 from trainstep._callbacks import Callbacks
 from trainstep._checkpoints import Checkpoints
 from trainstep._data import Feed, apart, feed, split
+from trainstep._errors import ProcessLostError
 from trainstep._functions import Functions, StepRunner
 from trainstep._processes import job
 from trainstep._progress import Progress, shown
@@ -204,11 +205,18 @@ class Fitting:
             return
         self._running = running
         self._recipe.set_fresh(not running)
+        is_lost = False
         try:
             yield
+        except ProcessLostError:
+            is_lost = (
+                True  # writing a variable of many processes would wait for the one that is gone
+            )
+            raise
         finally:
-            self._running = before
-            self._recipe.set_fresh(not before)
+            if not is_lost:
+                self._running = before
+                self._recipe.set_fresh(not before)
 
 
 def _params(epochs: int, source: Feed, progress: bool | str) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def test_a_killed_process_ends_the_other(undisturbed: str, tmp_path: Path) -> No
     found = run(tmp_path, kill={"rank": 1, "signal": int(signal.SIGKILL), "after": 5})
     assert found["codes"] == [75], found["text"]
     assert re.search("process 1 of 2 was not heard of|is gone", found["text"]["out.0"])
+    assert "During handling" not in found["text"]["out.0"]  # and nothing else failed after it
     found = run(tmp_path, kill={"rank": 0, "signal": int(signal.SIGKILL), "after": 14})
     assert found["codes"][0] != 0
     assert re.search("another task died|not heard of|is gone", found["text"]["out.1"])
