@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -81,6 +80,11 @@ class Variable(Tensor):
         Read(variable).own(self)
         self.graph.sources.append(self)
         self.graph.reads[id(variable)] = self
+
+    @property
+    def path(self) -> str:
+        """The path of the Keras variable: of a weight, its layer and its name."""
+        return str(self.variable.path)
 
     @property
     def trainable(self) -> bool:
@@ -197,36 +201,39 @@ def variable_of(value: Any, function: str, argument: str) -> Any:
     return found
 
 
-def global_variables() -> list[Any]:
-    """All Keras variables of the default graph: own ones, and weights of layers in it.
+def global_variables() -> list[Variable]:
+    """All variables of the default graph: own ones, and weights of layers in it.
+
+    They are tensors, also those of layers: what is made of them is computed at every run.
 
     Example:
         >>> from trainstep import graph
         >>> with graph.Graph().as_default():
         ...     w = graph.Variable(1.0)
-        ...     graph.global_variables() == [w.variable]
+        ...     graph.global_variables() == [w]
         True
     """
-    return list(_of_graph(get_default_graph()))
+    return [read(variable) for variable in variables_of(get_default_graph())]
 
 
-def trainable_variables() -> list[Any]:
+def trainable_variables() -> list[Variable]:
     """Those that are trainable; see `global_variables`.
 
     Example:
         >>> from trainstep import graph
         >>> with graph.Graph().as_default():
         ...     w, steps = graph.Variable(1.0), graph.Variable(0, trainable=False)
-        ...     graph.trainable_variables() == [w.variable]
+        ...     graph.trainable_variables() == [w]
         True
     """
-    return [variable for variable in _of_graph(get_default_graph()) if variable.trainable]
+    return [read(each) for each in variables_of(get_default_graph()) if each.trainable]
 
 
-def _of_graph(graph: Graph) -> Iterator[Any]:
+def variables_of(graph: Graph) -> list[Any]:
+    """The Keras variables of a graph."""
     own = [source.variable for source in graph.sources if isinstance(source, Variable)]
     layers = [v for node in nodes_from(graph.sources) for v in variables_in(node)]
-    return iter({id(v): v for v in (*own, *layers)}.values())
+    return list({id(v): v for v in (*own, *layers)}.values())
 
 
 def variables_under(tensors: list[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from trainstep._optimizer import innermost, make_known
 from trainstep.graph._gradients import gradients
 from trainstep.graph._operations import Operation
 from trainstep.graph._tensors import describe
-from trainstep.graph._variables import as_tensor, variable_of, variables_under
+from trainstep.graph._variables import as_tensor, read, variable_of, variables_under
 
 __all__ = ["apply_gradients", "compute_gradients", "minimize"]
 
@@ -105,7 +105,7 @@ def compute_gradients(
     build(optimizer, variables)
     scaled = innermost(optimizer) is not optimizer or getattr(optimizer, "loss_scale_factor", None)
     found = gradients(optimizer.scale_loss(loss) if scaled else loss, variables)
-    return list(zip(found, variables, strict=True))
+    return list(zip(found, map(read, variables), strict=True))
 
 
 def apply_gradients(
