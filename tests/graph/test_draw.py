@@ -181,3 +181,8 @@ def test_a_fetch_that_is_no_tensor_is_refused_and_no_file_written(tmp_path: Path
         graph.draw([np.ones(2)], file=tmp_path / "none.svg")
 
     assert not (tmp_path / "none.svg").exists()
+
+
+def test_no_fetches_are_an_empty_drawing(tmp_path: Path) -> None:
+    assert graph.draw([], tmp_path / "nothing.svg") == ""
+    assert ElementTree.parse(tmp_path / "nothing.svg").getroot().tag.endswith("svg")

@@ -44,6 +44,11 @@ class Session:
     """
 
     def __init__(self, graph: Graph | None = None) -> None:
+        if not isinstance(graph, (Graph, type(None))):
+            raise ArgumentError(
+                "Session", "graph", "a graph.Graph", f"a {type(graph).__name__}",
+                "leave it out for the default graph",
+            )  # fmt: skip
         self.graph = get_default_graph() if graph is None else graph
         self._functions: dict[Any, tuple[Plan, Function[..., Any]]] = {}
         # By the ids of fetches and feeds, which are kept with it.

@@ -11,7 +11,7 @@ from trainstep._errors import ArgumentError
 from trainstep._signature import array_text
 from trainstep.graph._evaluate import computed
 from trainstep.graph._graphs import Graph, get_default_graph
-from trainstep.graph._sources import Read, as_array, constant
+from trainstep.graph._sources import Read, fixed, numbers
 from trainstep.graph._tensors import Tensor, describe
 from trainstep.graph._walk import needed, nodes_from, sources_of, variables_in
 
@@ -55,7 +55,7 @@ class Variable(Tensor):
             _check_unfed(value)
             initial_value = computed([value])[0]
         kind = None if dtype is None else str(keras.backend.standardize_dtype(dtype))
-        array = as_array(initial_value, kind)
+        array = numbers(initial_value, kind, "graph.Variable", "initial_value")
         trainable = trainable and "float" in str(array.dtype)
         variable = keras.Variable(array, dtype=str(array.dtype), trainable=trainable, name=name)
         self._begin(variable, name)
@@ -97,7 +97,7 @@ class Variable(Tensor):
 
     def load(self, value: Any) -> None:
         """Sets it now, without a run."""
-        array = as_array(value, self.dtype)
+        array = numbers(value, self.dtype, "Variable.load", "value")
         if tuple(array.shape) != tuple(self.shape):
             raise ArgumentError(
                 "Variable.load",
@@ -173,18 +173,7 @@ def as_tensor(value: Any, function: str, argument: str, dtype: str | None = None
         return value
     if isinstance(value, keras.Variable):
         return read(value)
-    try:
-        return constant(value, dtype)
-    except ArgumentError:
-        raise
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(
-            function,
-            argument,
-            "a tensor, a variable, or a value that an array can be made of",
-            f"a {type(value).__name__}",
-            "pass a tensor of the graph",
-        ) from error
+    return fixed(numbers(value, dtype, function, argument))
 
 
 def variable_of(value: Any, function: str, argument: str) -> Any:
