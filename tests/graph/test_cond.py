@@ -218,7 +218,7 @@ def test_layers_in_branches_are_trained_as_by_hand(session: graph.Session) -> No
     x, p = graph.placeholder("float32", [None, 3]), graph.placeholder("bool", [])
     one, other = layers.Dense(2, activation="tanh"), layers.Dense(2)
     loss = ops.mean(graph.cond(p, lambda: one(x), lambda: other(x)) ** 2)
-    variables = graph.trainable_variables()
+    variables = [*one.trainable_variables, *other.trainable_variables]
     train = graph.train.minimize(keras.optimizers.SGD(0.1), loss)
     data, begin = normal(4, 3), values_of(variables)
 

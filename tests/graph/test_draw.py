@@ -104,13 +104,14 @@ def test_the_parts_of_a_trainer_are_drawn() -> None:
 
 def test_drawing_computes_and_changes_nothing() -> None:
     p = Program()
-    before = values_of(graph.global_variables())
+    state = [v.variable for v in graph.global_variables()]
+    before = values_of(state)
     events = len(ts.ledger())
 
     assert graph.draw([p.train, p.out]) == graph.draw([p.train, p.out])
 
     assert len(ts.ledger()) == events
-    assert_same(graph.global_variables(), before, rtol=0, atol=0)
+    assert_same(state, before, rtol=0, atol=0)
 
 
 # The picture
@@ -180,3 +181,8 @@ def test_a_fetch_that_is_no_tensor_is_refused_and_no_file_written(tmp_path: Path
         graph.draw([np.ones(2)], file=tmp_path / "none.svg")
 
     assert not (tmp_path / "none.svg").exists()
+
+
+def test_no_fetches_are_an_empty_drawing(tmp_path: Path) -> None:
+    assert graph.draw([], tmp_path / "nothing.svg") == ""
+    assert ElementTree.parse(tmp_path / "nothing.svg").getroot().tag.endswith("svg")

@@ -71,7 +71,8 @@ def test_a_placeholder_that_is_needed_and_not_fed(program: Program) -> None:
     refused(lambda: run(program.fetches, {program.x: X}), "labels", "feed")
     refused(lambda: run(program.logits), "rows", "feed")
     refused(lambda: run(program.train, {}), "rows", "labels")
-    refused(lambda: program.session.make_callable(program.loss, [program.x])(X), "labels")
+    callable_of = program.session.make_callable
+    refused(lambda: callable_of(program.loss, [program.x])(X), "labels", "feed_list")
 
 
 def test_a_callable_of_what_cannot_be_fed(program: Program) -> None:
@@ -239,6 +240,39 @@ def test_values_that_do_not_fit_a_variable(program: Program) -> None:
         message = refused(lambda call=call: call(np.ones((3, 3), "float32")), "value")
         assert "2,3" in message.replace(" ", "")  # the shape that it has
         assert "3,3" in message.replace(" ", "")  # and the one that came
+
+
+@pytest.mark.parametrize("value", ["text", None, object, [[1.0], [1.0, 2.0]]])
+def test_what_is_no_number(program: Program, value: Any) -> None:
+    refused(lambda: graph.Variable(value), "graph.Variable", "initial_value", "numbers")
+    refused(lambda: graph.constant(value), "graph.constant", "value", "numbers")
+    refused(lambda: program.w.load(value), "Variable.load", "value", "numbers")
+    refused(lambda: program.w.assign(value), "graph.assign", "value", "numbers")
+
+
+def test_gradients_without_their_variables(program: Program) -> None:
+    found = graph.gradients(program.loss, [program.w])
+    apply = graph.train.apply_gradients
+
+    refused(lambda: apply(program.optimizer, found), "grads_and_vars", "pairs", "zip(")
+
+
+def test_a_feed_that_is_a_symbolic_tensor(program: Program) -> None:
+    run = program.session.run
+    for value in (program.x * 2.0, program.w):
+        refused(lambda v=value: run(program.logits, {program.x: v}), "feed_dict[rows]", "no value")
+
+
+def test_a_feed_of_what_keras_made_is_named_by_its_operation(program: Program) -> None:
+    hidden = ops.tanh(program.x)
+    name = hidden._keras_history.operation.name
+    wide = np.ones((2, 7), "float32")
+
+    refused(lambda: program.session.run(hidden + 1.0, {hidden: wide}), f"feed_dict[{name}]")
+
+
+def test_a_session_of_what_is_no_graph() -> None:
+    refused(lambda: graph.Session("program"), "graph.Graph", "a str")
 
 
 def test_assigning_to_what_is_no_variable(program: Program) -> None:

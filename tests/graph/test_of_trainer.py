@@ -416,3 +416,11 @@ def test_a_loss_that_takes_targets_as_they_are_wants_their_axes() -> None:
 
     with pytest.raises(ts.ArgumentError, match=r"(?s)`y` float32\[\?,1\].*float32\[8\]"):
         graph.Session().run(parts.loss, {parts.x: X, parts.y: normal(8)})
+
+
+def test_gradients_of_another_number_are_refused() -> None:
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    parts = graph.of(ts.Trainer(model, "sgd", "mse"))
+
+    with pytest.raises(ts.ArgumentError, match=r"(?s)`grads`.*2 `variables`.*1.*None"):
+        parts.apply_gradients(parts.gradients[:1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 from helpers import normal
 from keras import ops
 
@@ -102,6 +103,29 @@ def test_softmax_regression_with_clipped_gradients() -> None:
     assert clipped > 0
     for mine, theirs in zip((weights, bias), reference.parameters, strict=True):
         np.testing.assert_allclose(mine.numpy(), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["in the loss", "in the gradients"])
+def test_weights_decay(way: str) -> None:
+    """A sum over all variables, as programs had it: also a layer's weights are read at each run."""
+    x = graph.placeholder("float32", [None, 2])
+    own, layer = graph.Variable([[2.0], [4.0]]), keras.layers.Dense(1)
+    loss = ops.mean(x @ own + layer(x))
+    sgd = keras.optimizers.SGD(0.25)
+    if way == "in the loss":
+        decay = sum(ops.sum(ops.square(v)) for v in graph.trainable_variables())
+        train_op = graph.train.minimize(sgd, 0.0 * loss + decay)
+    else:
+        pairs = graph.train.compute_gradients(sgd, 0.0 * loss)
+        train_op = graph.train.apply_gradients(sgd, [(g + 2.0 * v, v) for g, v in pairs])
+    before = layer.get_weights()[0]
+
+    with graph.Session() as sess:
+        for _ in range(3):
+            sess.run(train_op, {x: np.ones((3, 2))})
+
+    np.testing.assert_allclose(own.numpy(), [[0.25], [0.5]], rtol=1e-6)
+    np.testing.assert_allclose(layer.get_weights()[0], before / 8, rtol=1e-6)
 
 
 def test_accuracy_and_a_step_counter_beside_the_training() -> None:

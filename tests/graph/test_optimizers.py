@@ -225,3 +225,12 @@ def test_the_initializer_leaves_values_alone_until_it_runs(session: graph.Sessio
     assert w.numpy() == 3.0
     session.run(initializer)
     assert w.numpy() == 2.0
+
+
+def test_a_single_variable_is_trained_without_a_list(session: graph.Session) -> None:
+    w, other = graph.Variable(1.0), graph.Variable(1.0)
+    train = graph.train.minimize(keras.optimizers.SGD(0.5), w + other, var_list=w)
+
+    session.run(train)
+
+    assert session.run([w, other]) == [0.5, 1.0]

@@ -205,3 +205,13 @@ def test_a_callable_takes_names_and_intermediates(session: graph.Session) -> Non
 
     assert session.make_callable("out:0", ["x:0"])(2.0) == 5.0
     assert session.make_callable("out", [hidden])(2.0) == 3.0
+
+
+def test_what_a_layer_gives_is_fetched_and_fed_by_its_name() -> None:
+    x = graph.placeholder("float32", [None, 2])
+    total = ops.sum(layers.Dense(2, name="hidden", kernel_initializer="ones")(x))
+    session = graph.Session()
+
+    for name in ("hidden", "hidden:0"):
+        assert session.run(name, {x: [[1.0, 2.0]]}).tolist() == [[3.0, 3.0]]
+        assert session.run(total, {name: [[4.0, 5.0]]}) == 9.0

@@ -38,6 +38,19 @@ def test_batches_of_many_sizes_cost_few_traces(session: graph.Session) -> None:
     assert session.ledger.traces <= 3  # the first size, then one for all; not eight
 
 
+def test_a_session_compiles_for_exact_shapes_if_it_is_told_to() -> None:
+    x = graph.placeholder("float32", [None, None])
+    total = ops.sum(x)
+    session = graph.Session(shapes="exact")
+
+    for size in (2, 3, 4):
+        assert session.run(total, {x: np.ones((size, size))}) == size**2
+
+    assert session.ledger.traces == 3
+    with pytest.raises(ts.ArgumentError, match="Shapes"):
+        graph.Session(shapes="any")
+
+
 def test_the_ledger_lists_each_set_of_fetches_with_its_reason(session: graph.Session) -> None:
     x = graph.placeholder("float32", [None], name="x")
     graph.identity(x + 1.0, name="more")

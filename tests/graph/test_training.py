@@ -79,7 +79,7 @@ def test_a_recurrent_network_with_clipped_gradients(cell: Any) -> None:
     y = graph.placeholder("float32", [None, 1])
     loss = ops.mean(keras.losses.mean_squared_error(y, last(recurrent(x))))
     weights = [*recurrent.trainable_variables, *last.trainable_variables]
-    assert {id(v) for v in graph.trainable_variables()} == {id(v) for v in weights}
+    assert {id(v.variable) for v in graph.trainable_variables()} == {id(v) for v in weights}
     clipped, norm = graph.clip_by_global_norm(graph.gradients(loss, weights), 0.5)
     train = graph.train.apply_gradients(
         keras.optimizers.SGD(0.1), zip(clipped, weights, strict=True)

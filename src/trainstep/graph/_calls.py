@@ -138,4 +138,7 @@ def called(
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
+    """What went wrong, without what Keras says around it."""
+    _, _, inner = str(error).rpartition("Error encountered:")
+    lines = [line for line in inner.splitlines() if line.strip()]
+    return lines[0].strip() if lines else ""

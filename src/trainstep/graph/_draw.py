@@ -137,7 +137,7 @@ def _text(boxes: Sequence[Box]) -> str:
         marks = "fed" if box.is_fed else "", "fetched" if box.is_fetched else ""
         last = ", ".join(filter(None, (*marks, after)))
         rows.append((box.name, box.kind, box.told, takes, last))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True))
         for row in rows

@@ -216,7 +216,10 @@ def _closes_over(node: Any) -> ArgumentError:
     name = keras.src.utils.naming.to_snake_case(type(node.operation).__name__)
     cure = "pass them as arguments: `graph.call(function, *tensors)`"
     if name in ("cond", "while_loop"):
-        cure = f"write `graph.{name}`, whose functions may take tensors from around them"
+        cure = (
+            f"write `graph.{name}`, whose functions may take tensors from around them; if Keras "
+            "wrote it, as in `keras.losses.hinge`, call that as a whole: `graph.call(fn, *tensors)`"
+        )
     elif name != "call":
         cure = (
             f"write a function of these tensors that calls `keras.ops.{name}`, and make it a node "

@@ -10,10 +10,10 @@ import numpy as np
 
 from trainstep._errors import ArgumentError
 from trainstep._signature import array_text
-from trainstep.graph._graphs import Graph
-from trainstep.graph._tensors import describe, node_of
+from trainstep.graph._graphs import Graph, plain_name
+from trainstep.graph._tensors import describe, label, node_of
 from trainstep.graph._variables import Variable
-from trainstep.graph._walk import sources_of
+from trainstep.graph._walk import nodes_from, sources_of
 
 _FUNCTION = "Session.run"
 
@@ -52,7 +52,7 @@ def _twice(graph: Graph, keys: Sequence[Any]) -> ArgumentError:
 
 def tensor_of(graph: Graph, key: Any) -> Any:
     """The tensor that is to be fed."""
-    found = graph.find(key) if isinstance(key, str) else key
+    found = by_name(graph, key) if isinstance(key, str) else key
     is_weight = isinstance(found, Variable) and found.initial is None  # read by its layer
     if isinstance(found, keras.KerasTensor) and not is_weight:
         return found
@@ -68,6 +68,15 @@ def tensor_of(graph: Graph, key: Any) -> Any:
         if isinstance(found, (keras.Variable, Variable))
         else "feed what `graph.placeholder` returned",
     )
+
+
+def by_name(graph: Graph, name: str) -> Any:
+    """What has a name: or else the first result of a layer or an operation of Keras's with it."""
+    found = graph.find(name)
+    if found is None:
+        made = [n for n in nodes_from(graph.sources) if n.operation.name == plain_name(name)]
+        found = made[0].outputs[0] if made else None
+    return found
 
 
 def check_graph(graph: Graph, tensor: Any) -> None:
@@ -103,6 +112,8 @@ def converter(tensor: Any) -> Callable[[Any], Any]:
     def fit(value: Any) -> Any:
         if type(value) is np.ndarray and value.dtype == exact and wanted != "float64":
             return value
+        if isinstance(value, keras.KerasTensor):
+            raise _wrong(tensor, f"{describe(value)}, which has no value", "run it first")
         dtype = getattr(value, "dtype", None)
         if dtype is not None and not isinstance(value, (np.ndarray, np.generic)):
             if hasattr(value, "to_numpy"):  # pandas
@@ -162,11 +173,9 @@ def checks(tensors: Sequence[Any]) -> Callable[..., None]:
     return check
 
 
-def _wrong(tensor: Any, came: str) -> ArgumentError:
-    return ArgumentError(
-        _FUNCTION,
-        f"feed_dict[{tensor.name}]",
-        f"a value for {describe(tensor)}",
-        came,
-        "feed an array of that shape and kind; cast it with `astype` if numbers may be lost",
-    )
+_CURE = "feed an array of that shape and kind; cast it with `astype` if numbers may be lost"
+
+
+def _wrong(tensor: Any, came: str, cure: str = _CURE) -> ArgumentError:
+    wanted = f"a value for {describe(tensor)}"
+    return ArgumentError(_FUNCTION, f"feed_dict[{label(tensor)}]", wanted, came, cure)

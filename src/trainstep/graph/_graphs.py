@@ -17,6 +17,11 @@ from trainstep._errors import ArgumentError
 _NUMBERED = ":0"  # TensorFlow 1 wrote "loss:0" for the first output of "loss"
 
 
+def plain_name(name: str) -> str:
+    """A name without the number of an output."""
+    return name.removesuffix(_NUMBERED)
+
+
 class Block:
     """What is written inside a `control_dependencies`.
 
@@ -86,7 +91,7 @@ class Graph:
     def find(self, name: str) -> Any:
         """The tensor or operation of a name; None if there is none."""
         found = self._names.get(name)
-        return self._names.get(name.removesuffix(_NUMBERED)) if found is None else found
+        return self._names.get(plain_name(name)) if found is None else found
 
     def unknown(self, name: str, argument: str) -> ArgumentError:
         """The error for a name that is not there."""

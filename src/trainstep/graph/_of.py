@@ -135,6 +135,12 @@ def _with_gradients(model: Any, recipe: Recipe, parts: tuple[Any, ...]) -> Train
     plain = call(lambda found: recipe.unscaled(list(found)), raw) if scales else raw
 
     def apply(grads: Sequence[Any], name: str | None = None) -> Operation:
+        grads = list(grads)
+        if len(grads) != len(variables):
+            raise ArgumentError(
+                "TrainerGraph.apply_gradients", "grads", f"one for each of {len(variables)} "
+                "`variables`", str(len(grads)), "pass None for a variable that is to stay",
+            )  # fmt: skip
         if scales:
             grads = [None if g is None else call(_as_scaled(optimizer), g, loss) for g in grads]
         pairs = zip(grads, variables, strict=True)

@@ -14,7 +14,7 @@ from trainstep._optimizer import innermost
 from trainstep.graph._evaluate import is_new
 from trainstep.graph._graphs import Block, Graph, get_default_graph
 from trainstep.graph._tensors import describe
-from trainstep.graph._variables import Variable, as_tensor, global_variables, variable_of
+from trainstep.graph._variables import Variable, as_tensor, variable_of, variables_of
 from trainstep.graph._walk import nodes_from
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class _Initialize(Operation):
     def __init__(self, name: str | None) -> None:
         graph = get_default_graph()
         own = [s for s in graph.sources if isinstance(s, Variable) and s.initial is not None]
-        others = {id(v): v for v in global_variables()}
+        others = {id(v): v for v in variables_of(graph)}
         for each in own:
             others.pop(id(each.variable), None)
         pairs = [(v, v.value) for v in others.values()]

@@ -16,13 +16,13 @@ from keras import ops
 from trainstep import _state
 from trainstep._errors import ArgumentError
 from trainstep.graph._evaluate import Computation, Gradients, Values, through
-from trainstep.graph._feeds import inside
+from trainstep.graph._feeds import by_name, inside
 from trainstep.graph._graphs import Graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._steps import steps_of
 from trainstep.graph._tensors import Made, describe, label, node_of
 from trainstep.graph._variables import read
-from trainstep.graph._walk import needed, nodes_from, sources_of
+from trainstep.graph._walk import needed, sources_of
 
 _SEED = "seed_generator_state"  # what Keras calls the state of a generator
 
@@ -175,8 +175,7 @@ def _parameters(tensors: Sequence[Any]) -> list[inspect.Parameter]:
 def resolved(graph: Graph, fetch: Any) -> Any:
     """The tensor or operation that a fetch means."""
     if isinstance(fetch, str):
-        found = graph.find(fetch)
-        found = _of_keras(graph, fetch) if found is None else found
+        found = by_name(graph, fetch)
         if found is None:
             raise graph.unknown(fetch, "fetches")
         return found
@@ -192,12 +191,6 @@ def resolved(graph: Graph, fetch: Any) -> Any:
         "None" if fetch is None else f"a {type(fetch).__name__}",
         "fetch what `graph` and `keras.ops` made",
     )
-
-
-def _of_keras(graph: Graph, name: str) -> Any:
-    """The first result of a layer or an operation of Keras's with a name."""
-    nodes = nodes_from(graph.sources)
-    return next((node.outputs[0] for node in nodes if node.operation.name == name), None)
 
 
 def _check_graph(graph: Graph, fetches: Sequence[Any], sources: Sequence[Any]) -> None:
@@ -232,5 +225,5 @@ def _check_fed(sources: Sequence[Any]) -> None:
             "feed_dict",
             f"a value for each placeholder that the fetches need: {names}",
             "none",
-            f"add it: `feed_dict={{{missing[0].name}: ...}}`",
+            f"add it: `feed_dict={{{missing[0].name}: ...}}`, or to the `feed_list` of a callable",
         )

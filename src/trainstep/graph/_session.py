@@ -12,9 +12,11 @@ from typing import Any
 
 from keras import ops
 
+from trainstep._engines import current
 from trainstep._errors import ArgumentError
 from trainstep._function import Function
 from trainstep._ledger import Events, merged
+from trainstep._shapes import Shapes, policy
 from trainstep._state import current_scope
 from trainstep._structure import filled, leaves, structure
 from trainstep.graph._feeds import check_graph, checks, converter, named, tensor_of
@@ -28,6 +30,7 @@ class Session:
 
     Args:
         graph: The graph; the default one at this moment if it is left out.
+        shapes: What sizes that vary cost, as in `trainstep.function`.
 
     Example:
         >>> import keras
@@ -43,8 +46,14 @@ class Session:
         (1.0, 0.0)
     """
 
-    def __init__(self, graph: Graph | None = None) -> None:
+    def __init__(self, graph: Graph | None = None, *, shapes: Shapes | str = "auto") -> None:
+        if not isinstance(graph, (Graph, type(None))):
+            raise ArgumentError(
+                "Session", "graph", "a graph.Graph", f"a {type(graph).__name__}",
+                "leave it out for the default graph",
+            )  # fmt: skip
         self.graph = get_default_graph() if graph is None else graph
+        self._shapes = policy(shapes, current())
         self._functions: dict[Any, tuple[Plan, Function[..., Any]]] = {}
         # By the ids of fetches and feeds, which are kept with it.
         self._known: dict[Any, tuple[Callable[[Any], list[Any]], list[Any], list[Any]]] = {}
@@ -160,6 +169,7 @@ class Session:
                     Function(
                         plan,
                         name=plan.__name__,
+                        shapes=self._shapes,
                         dynamic={name: found for name, found in axes.items() if found},
                         check=checks(plan.fed),
                         uses=plan.uses,

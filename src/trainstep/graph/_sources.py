@@ -95,9 +95,30 @@ def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
         >>> graph.Session().run(graph.constant([1.0, 2.0]) * 3).tolist()
         [3.0, 6.0]
     """
-    array = as_array(value, None if dtype is None else _dtype(dtype))
+    array = numbers(value, None if dtype is None else _dtype(dtype), "graph.constant", "value")
+    return fixed(array, name)
+
+
+def fixed(array: Any, name: str | None = None) -> Tensor:
+    """The tensor of an array."""
     (made,) = _Constant(array).give((), [array], name)
     return made  # type: ignore[no-any-return]
+
+
+def numbers(value: Any, dtype: str | None, function: str, argument: str) -> Any:
+    """A value as an array, or the error of a function of which it is an argument."""
+    try:
+        return as_array(value, dtype)
+    except ArgumentError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(
+            function,
+            argument,
+            "a tensor, a variable, or a value that an array of numbers can be made of",
+            "None" if value is None else f"a {type(value).__name__}",
+            "pass a number, an array or a tensor of the graph",
+        ) from error
 
 
 def as_array(value: Any, dtype: str | None = None) -> Any:
@@ -105,6 +126,8 @@ def as_array(value: Any, dtype: str | None = None) -> Any:
     if dtype is None and not isinstance(value, np.ndarray):
         plain = not hasattr(value, "dtype")
         value = np.asarray(value) if plain else value
+        if plain and value.dtype.kind not in "biufc":
+            raise TypeError("no numbers")  # where each engine would say something else
         dtype = "int32" if plain and value.dtype.kind == "i" else None
     if dtype is None and getattr(value, "dtype", None) == np.float64:
         dtype = keras.config.floatx()

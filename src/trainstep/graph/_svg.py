@@ -48,7 +48,7 @@ def picture(boxes: Sequence[Box]) -> str:
     rows: dict[int, list[_Placed]] = {}
     for each in placed.values():
         rows.setdefault(each.row, []).append(each)
-    wide = max(_width(row) for row in rows.values())
+    wide = max((_width(row) for row in rows.values()), default=0.0)
     for number in sorted(rows, reverse=True):  # each above those that take it
         row = sorted(rows[number], key=lambda each: each.wanted(wide / 2))
         x = _EDGE + (wide - _width(row)) / 2

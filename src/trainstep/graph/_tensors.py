@@ -15,6 +15,7 @@ from keras.src.ops.node import Node
 
 from trainstep._signature import array_text
 from trainstep.graph._graphs import Graph, get_default_graph
+from trainstep.graph._indexing import has_tensors, taken
 
 if TYPE_CHECKING:
     from trainstep.graph._session import Session
@@ -37,7 +38,16 @@ class Tensor(keras.KerasTensor):  # type: ignore[misc]
 
         return session_for(session, "Tensor.eval").run(self, feed_dict)
 
+    @property
+    def __jax_array__(self) -> Any:
+        # Keras's raises, and JAX asks every operand that has one: without it, an array on the left
+        # leaves the operator to us.
+        raise AttributeError("__jax_array__")
+
     def __getitem__(self, key: Any) -> Any:
+        keys = tuple(key) if isinstance(key, (list, tuple)) else (key,)
+        if has_tensors(keys):
+            return self._own(taken(self, keys))
         plain = isinstance(key, (int, list, tuple))
         return self._own(super().__getitem__(key if plain else (key,)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -12,7 +11,7 @@ from trainstep._errors import ArgumentError
 from trainstep._signature import array_text
 from trainstep.graph._evaluate import computed
 from trainstep.graph._graphs import Graph, get_default_graph
-from trainstep.graph._sources import Read, as_array, constant
+from trainstep.graph._sources import Read, fixed, numbers
 from trainstep.graph._tensors import Tensor, describe
 from trainstep.graph._walk import needed, nodes_from, sources_of, variables_in
 
@@ -56,7 +55,7 @@ class Variable(Tensor):
             _check_unfed(value)
             initial_value = computed([value])[0]
         kind = None if dtype is None else str(keras.backend.standardize_dtype(dtype))
-        array = as_array(initial_value, kind)
+        array = numbers(initial_value, kind, "graph.Variable", "initial_value")
         trainable = trainable and "float" in str(array.dtype)
         variable = keras.Variable(array, dtype=str(array.dtype), trainable=trainable, name=name)
         self._begin(variable, name)
@@ -83,6 +82,11 @@ class Variable(Tensor):
         self.graph.reads[id(variable)] = self
 
     @property
+    def path(self) -> str:
+        """The path of the Keras variable: of a weight, its layer and its name."""
+        return str(self.variable.path)
+
+    @property
     def trainable(self) -> bool:
         """Whether it is one of `trainable_variables()`."""
         return bool(self.variable.trainable)
@@ -93,7 +97,7 @@ class Variable(Tensor):
 
     def load(self, value: Any) -> None:
         """Sets it now, without a run."""
-        array = as_array(value, self.dtype)
+        array = numbers(value, self.dtype, "Variable.load", "value")
         if tuple(array.shape) != tuple(self.shape):
             raise ArgumentError(
                 "Variable.load",
@@ -169,18 +173,7 @@ def as_tensor(value: Any, function: str, argument: str, dtype: str | None = None
         return value
     if isinstance(value, keras.Variable):
         return read(value)
-    try:
-        return constant(value, dtype)
-    except ArgumentError:
-        raise
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(
-            function,
-            argument,
-            "a tensor, a variable, or a value that an array can be made of",
-            f"a {type(value).__name__}",
-            "pass a tensor of the graph",
-        ) from error
+    return fixed(numbers(value, dtype, function, argument))
 
 
 def variable_of(value: Any, function: str, argument: str) -> Any:
@@ -197,36 +190,39 @@ def variable_of(value: Any, function: str, argument: str) -> Any:
     return found
 
 
-def global_variables() -> list[Any]:
-    """All Keras variables of the default graph: own ones, and weights of layers in it.
+def global_variables() -> list[Variable]:
+    """All variables of the default graph: own ones, and weights of layers in it.
+
+    They are tensors, also those of layers: what is made of them is computed at every run.
 
     Example:
         >>> from trainstep import graph
         >>> with graph.Graph().as_default():
         ...     w = graph.Variable(1.0)
-        ...     graph.global_variables() == [w.variable]
+        ...     graph.global_variables() == [w]
         True
     """
-    return list(_of_graph(get_default_graph()))
+    return [read(variable) for variable in variables_of(get_default_graph())]
 
 
-def trainable_variables() -> list[Any]:
+def trainable_variables() -> list[Variable]:
     """Those that are trainable; see `global_variables`.
 
     Example:
         >>> from trainstep import graph
         >>> with graph.Graph().as_default():
         ...     w, steps = graph.Variable(1.0), graph.Variable(0, trainable=False)
-        ...     graph.trainable_variables() == [w.variable]
+        ...     graph.trainable_variables() == [w]
         True
     """
-    return [variable for variable in _of_graph(get_default_graph()) if variable.trainable]
+    return [read(each) for each in variables_of(get_default_graph()) if each.trainable]
 
 
-def _of_graph(graph: Graph) -> Iterator[Any]:
+def variables_of(graph: Graph) -> list[Any]:
+    """The Keras variables of a graph."""
     own = [source.variable for source in graph.sources if isinstance(source, Variable)]
     layers = [v for node in nodes_from(graph.sources) for v in variables_in(node)]
-    return iter({id(v): v for v in (*own, *layers)}.values())
+    return list({id(v): v for v in (*own, *layers)}.values())
 
 
 def variables_under(tensors: list[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from trainstep._optimizer import innermost, make_known
 from trainstep.graph._gradients import gradients
 from trainstep.graph._operations import Operation
 from trainstep.graph._tensors import describe
-from trainstep.graph._variables import as_tensor, variable_of, variables_under
+from trainstep.graph._variables import as_tensor, read, variable_of, variables_under
 
 __all__ = ["apply_gradients", "compute_gradients", "minimize"]
 
@@ -92,7 +92,8 @@ def compute_gradients(
     if var_list is None:
         variables = [v for v in variables_under([loss]) if v.trainable]
     else:
-        variables = [variable_of(each, function, "var_list") for each in var_list]
+        given = var_list if isinstance(var_list, (list, tuple)) else [var_list]
+        variables = [variable_of(each, function, "var_list") for each in given]
     if not variables:
         raise ArgumentError(
             function,
@@ -105,7 +106,7 @@ def compute_gradients(
     build(optimizer, variables)
     scaled = innermost(optimizer) is not optimizer or getattr(optimizer, "loss_scale_factor", None)
     found = gradients(optimizer.scale_loss(loss) if scaled else loss, variables)
-    return list(zip(found, variables, strict=True))
+    return list(zip(found, map(read, variables), strict=True))
 
 
 def apply_gradients(
@@ -137,7 +138,7 @@ def apply_gradients(
     optimizer = _optimizer(optimizer, function)
     pairs = [
         (as_tensor(g, function, "grads_and_vars"), variable_of(v, function, "grads_and_vars"))
-        for g, v in grads_and_vars
+        for g, v in map(_pair, grads_and_vars)
         if g is not None
     ]
     if not pairs:
@@ -155,6 +156,18 @@ def apply_gradients(
             )
     build(optimizer, [variable for _, variable in pairs])
     return _Apply(name, optimizer, pairs, around)
+
+
+def _pair(given: Any) -> tuple[Any, Any]:
+    if not isinstance(given, (list, tuple)) or len(given) != 2:
+        raise ArgumentError(
+            "graph.train.apply_gradients",
+            "grads_and_vars",
+            "pairs of a gradient and its variable",
+            f"a {type(given).__name__}",
+            "write `zip(gradients, variables)`",
+        )
+    return given[0], given[1]
 
 
 def _optimizer(optimizer: Any, function: str) -> Any:

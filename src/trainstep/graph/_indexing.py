@@ -1,0 +1,85 @@
+"""Tensors among the keys of `x[i, :]`, which Keras leaves to `keras.ops.take`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from trainstep._errors import ArgumentError
+
+_ALL = slice(None)
+
+
+def has_tensors(keys: Sequence[Any]) -> bool:
+    """Whether tensors are among keys, or bounds of slices."""
+    bounds = [b for k in keys if isinstance(k, slice) for b in (k.start, k.stop, k.step)]
+    return any(isinstance(each, keras.KerasTensor) for each in (*keys, *bounds))
+
+
+def taken(tensor: Any, keys: Sequence[Any]) -> Any:
+    """What integer tensors take of a tensor along their axes, before the other keys do.
+
+    Args:
+        tensor: The tensor.
+        keys: One key for each axis; None, Ellipsis and slices as in NumPy.
+    """
+    named = sum(key is not None and key is not Ellipsis for key in keys)
+    if named > len(tensor.shape):
+        raise _wrong(f"{named} for {len(tensor.shape)} axes", "leave out what is too many")
+    keys = _with_all_axes(keys, len(tensor.shape))
+    tensors = [key for key in keys if isinstance(key, keras.KerasTensor)]
+    _check(keys, tensors)
+    left: list[Any] = []
+    axis = len(tensor.shape)
+    for key in reversed(keys):  # from behind, so that the axes before stay where they are
+        axis -= key is not None
+        if isinstance(key, keras.KerasTensor):
+            tensor = ops.take(tensor, key, axis=axis)
+            left[:0] = [_ALL] * len(key.shape)
+        else:
+            left.insert(0, key)
+    if all(isinstance(key, slice) and key == _ALL for key in left):
+        return tensor
+    return keras.KerasTensor.__getitem__(tensor, tuple(left))
+
+
+def _with_all_axes(keys: Sequence[Any], axes: int) -> list[Any]:
+    """Keys with slices for axes that Ellipsis stands for, or that are not named."""
+    place = next((i for i, key in enumerate(keys) if key is Ellipsis), len(keys))
+    before, after = keys[:place], keys[place + 1 :]
+    missing = axes - sum(key is not None for key in (*before, *after))
+    return [*before, *[_ALL] * missing, *after]
+
+
+def _check(keys: Sequence[Any], tensors: Sequence[Any]) -> None:
+    came, cure = "", ""
+    if has_tensors([key for key in keys if isinstance(key, slice)]):
+        came = "a slice whose bounds are tensors"
+        cure = "take a number of elements that is known: `keras.ops.slice(x, (i, 0), (2, 3))`"
+    elif any("int" not in key.dtype for key in tensors):
+        other = next(key.dtype for key in tensors if "int" not in key.dtype)
+        came = f"a tensor of {other}"
+        cure = "choose with `keras.ops.where(mask, x, 0.0)`; cast numbers with `keras.ops.cast`"
+    elif any(map(_axes, tensors)) and any(not _axes(k) for k in keys if not _is_basic(k)):
+        came = "a tensor with axes beside other indices"
+        cure = "take one after the other: `x[i][:, 0]`"
+    elif sum(_axes(key) > 0 for key in tensors) > 1:
+        came = "several tensors with axes"
+        cure = "take one after the other, or write `keras.ops.take_along_axis`"
+    if came:
+        raise _wrong(came, cure)
+
+
+def _wrong(came: str, cure: str) -> ArgumentError:
+    return ArgumentError("x[...]", "key", "numbers, slices and integer tensors", came, cure)
+
+
+def _axes(key: Any) -> int:
+    return len(getattr(key, "shape", ()))
+
+
+def _is_basic(key: Any) -> bool:
+    return key is None or isinstance(key, slice)
