@@ -139,7 +139,7 @@ class Layout:
             for placeholder, x, is_batch in zip(record.given, tensors, batch, strict=True):
                 given[placeholder.name] = value = Value([x])
                 # Of one row, it cannot be told what is broadcast and what is not.
-                if is_batch and total != 1 if axes is None else is_batch:
+                if is_batch and shapes.rows != 1:
                     value.tensors = part.rows_of(x)
                     value.cut = Cut(0)
             wanted = [*record.outputs, *record.new]
