@@ -184,6 +184,16 @@ def calls_the_host() -> StrategyError:
     )
 
 
+def variables_are_whole(engine: str) -> StrategyError:
+    """`Sharded` on an engine that cuts batches alone."""
+    return StrategyError(
+        f"on {engine}, variables are whole in every process.\n"
+        "  expected: the JAX backend, for `Sharded`\n"
+        f"  came:     {engine}\n"
+        "  to fix:   use `trainstep.Mirrored()`, or set KERAS_BACKEND=jax"
+    )
+
+
 def runs_on_one_device(engine: str) -> StrategyError:
     """A strategy of several devices on an engine that has none."""
     return StrategyError(

@@ -8,24 +8,14 @@ from typing import Any
 
 import keras
 import numpy as np
+import parts
 import wide
 from keras import layers
 
 import trainstep as ts
 from trainstep import _engines
 
-if keras.backend.backend() == "tensorflow":
-    import tensorflow as tf
-
-    (processor,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(
-        processor, [tf.config.LogicalDeviceConfiguration()] * 2
-    )
-if keras.backend.backend() == "jax":
-    import jax
-
-    jax.config.update("jax_num_cpu_devices", 2)
-    jax.config.update("jax_enable_x64", True)
+parts.two()
 wide.use()
 directory, kind = sys.argv[1:]
 me = ts.initialize(heartbeat=20.0)

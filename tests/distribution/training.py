@@ -14,21 +14,12 @@ from typing import Any
 
 import keras
 import numpy as np
+import parts
 from keras import layers
 
 import trainstep as ts
 
-if keras.backend.backend() == "tensorflow":
-    import tensorflow as tf
-
-    (processor,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(
-        processor, [tf.config.LogicalDeviceConfiguration()] * 2
-    )
-if keras.backend.backend() == "jax":
-    import jax
-
-    jax.config.update("jax_num_cpu_devices", 2)
+parts.two()
 
 
 class Noting(keras.callbacks.Callback):

@@ -21,6 +21,10 @@ def widened(real: Callable[..., Any]) -> Callable[..., str]:
 
 def use() -> None:
     """Computes in float64 from now on."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
     dtypes.result_type = keras.src.backend.result_type = widened(dtypes.result_type)
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")

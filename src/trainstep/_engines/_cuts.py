@@ -8,8 +8,10 @@ operation, torch and TensorFlow, share what is here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Cut(NamedTuple):
@@ -30,3 +32,19 @@ def reshaped(shape: Sequence[int], cut: Cut, new: Sequence[int], rows: int) -> C
         if math.prod(new[:axis]) == before and size % rows == 0 and size:
             return Cut(axis, size // rows)
     return None
+
+
+def with_own_rows(
+    shape: tuple[int, ...],
+    axis: int,
+    start: int,
+    stop: int,
+    read: Callable[[tuple[slice, ...]], Any],
+) -> Any:
+    """An array of a batch, of which this process reads its own rows; the others are zero."""
+    part = (*(slice(None),) * axis, slice(start, stop))
+    part = (*part, *(slice(None),) * (len(shape) - len(part)))
+    own = read(part)
+    whole = np.zeros(shape, own.dtype)  # memory that is not touched is not taken
+    whole[part] = own
+    return whole

@@ -17,23 +17,18 @@ import numpy as np
 import tensorflow as tf
 
 from trainstep._engines._base import Axes, Executable, Tensor, Variable
-from trainstep._engines._cuts import Cut
+from trainstep._engines._cuts import Cut, with_own_rows
 from trainstep._engines._tensorflow_parts import Partition, Rows, Value
 from trainstep._engines._tensorflow_processes import Group, group
 from trainstep._engines._tensorflow_shapes import Shapes, looks
-from trainstep._errors import ArgumentError, ProcessLostError, StrategyError
+from trainstep._errors import ArgumentError, ProcessLostError, variables_are_whole
 from trainstep._pulse import note_lost
 
 
 def layout(kind: str, devices: Sequence[Any] | None) -> Layout | None:
     """The layout over some devices of this process, and as many of each other; None if one."""
     if kind == "sharded":
-        raise StrategyError(
-            "on TensorFlow, variables are whole in every process.\n"
-            "  expected: the JAX backend, for `Sharded`\n"
-            "  came:     TensorFlow\n"
-            "  to fix:   use `trainstep.Mirrored()`, or set KERAS_BACKEND=jax"
-        )
+        raise variables_are_whole("TensorFlow")
     own = _own()
     chosen = own if devices is None else [_named(each, own) for each in devices]
     return None if chosen == own[:1] and group() is None else Layout(chosen)
@@ -170,12 +165,7 @@ class Layout:
     ) -> Any:
         """An array of a batch, of which this process reads its own rows; the others are zero."""
         bounds = self._rows(shape[axis]).bounds
-        part = (*(slice(None),) * axis, slice(bounds[0][0], bounds[-1][1]))
-        part = (*part, *(slice(None),) * (len(shape) - len(part)))
-        own = read(part)
-        whole = np.zeros(shape, own.dtype)  # memory that is not touched is not taken
-        whole[part] = own
-        return whole
+        return with_own_rows(shape, axis, bounds[0][0], bounds[-1][1], read)
 
     def joined(self, leaves: Sequence[Any] | None, last: Sequence[Any] | None) -> list[Any] | None:
         """The arrays of a batch, of the rows that each process has; None if no process has any."""

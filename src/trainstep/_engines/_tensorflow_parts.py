@@ -294,7 +294,8 @@ class Partition:
             each.tensors, each.partial = [total], False
 
 
-Rule = Callable[[Partition, Any], list[Value] | None]
+Values = list[Value] | None
+Rule = Callable[[Partition, Any], Values]
 _PLACES = ("_class", "_output_shapes")  # where it was, and of what shape
 _RIGHT_OF_NONE = ("Sum", "MatMul", "BatchMatMulV2", "Einsum")
 _ADDED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)

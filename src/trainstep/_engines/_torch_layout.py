@@ -11,22 +11,18 @@ import torch
 import torch.distributed as dist
 
 from trainstep._engines._base import Executable, Sizes, Tensor, Traced, Variable
+from trainstep._engines._cuts import with_own_rows
 from trainstep._engines._torch_collectives import gather
 from trainstep._engines._torch_parts import Rows, partitioned
 from trainstep._engines._torch_processes import told
 from trainstep._engines._torch_state import as_tensor, set_grad_enabled, value_of, write_back
-from trainstep._errors import StrategyError
+from trainstep._errors import StrategyError, variables_are_whole
 
 
 def layout(kind: str, devices: Sequence[Any] | None) -> Layout | None:
     """The layout over all processes; None if there is one."""
     if kind == "sharded":
-        raise StrategyError(
-            "on torch, variables are whole in every process.\n"
-            "  expected: the JAX backend, for `Sharded`\n"
-            "  came:     torch\n"
-            "  to fix:   use `trainstep.Mirrored()`, or set KERAS_BACKEND=jax"
-        )
+        raise variables_are_whole("torch")
     if devices is not None and len(devices) > 1:
         raise StrategyError(
             "on torch, a process has one device.\n"
@@ -120,12 +116,7 @@ class Layout:
     ) -> Any:
         """An array of a batch, of which this process reads its own rows; the others are zero."""
         rows = self.rows(shape[axis])
-        part = (*(slice(None),) * axis, slice(rows.start, rows.stop))
-        part = (*part, *(slice(None),) * (len(shape) - len(part)))
-        own = read(part)
-        whole = np.zeros(shape, own.dtype)  # memory that is not touched is not taken
-        whole[part] = own
-        return whole
+        return with_own_rows(shape, axis, rows.start, rows.stop, read)
 
     def joined(self, leaves: Sequence[Any] | None, last: Sequence[Any] | None) -> list[Any] | None:
         """The arrays of a batch, of the rows that each process has; None if no process has any."""
