@@ -63,7 +63,6 @@ class Keras:
         self._watcher = watcher
         self._compiled: dict[int, Compiled] = {}
         self.eager = Eager(watcher)
-        self.logged = False  # whether XLA's compilations are read from TensorFlow's log
         self._set = 0  # how often `trainable` of a layer was set
         self._spans = 0
 
@@ -106,12 +105,6 @@ class Keras:
         found.sites.append(site(frame))
         found.flags = flags(model)
         found.told.clear()
-        unseen = not self.logged and _runs_on(model, "tensorflow")
-        if unseen and getattr(model, "jit_compile", False):
-            self._watcher.remark(
-                "Keras models with jit_compile=True: XLA compiles them for every shape of a batch, "
-                "unseen from Python; --xla counts that"
-            )
 
     def _of(self, model: Any) -> Compiled:
         return self._compiled.setdefault(self._watcher.serial(model, "model"), Compiled())
@@ -304,10 +297,6 @@ def _objects(given: Any) -> list[Any]:
 def title(role: str, model: Any) -> str:
     """What the function of a model is called."""
     return f"{role} function of model {getattr(model, 'name', type(model).__name__)!r}"
-
-
-def _runs_on(model: Any, engine: str) -> bool:
-    return any(kind.__name__ == _TRAINERS[engine] for kind in type(model).__mro__)
 
 
 def flags(model: Any) -> Flags:
