@@ -227,7 +227,7 @@ class Keras:
         if role == "train":
             found.flags = flags_now  # which the program has now
         if before is None:
-            return []
+            return self._new_model(found, role)
         if now > max(before, 1):
             line = _site.name(*found.sites[-1][:2])
             if flags_now != flags_before:
@@ -236,6 +236,18 @@ class Keras:
             return [Cause("compile", f"`compile()` was called again at {line}")]
         made = Cause("function", f"Keras was made to make its {role} function again")
         return [made] if new else []
+
+    def _new_model(self, found: Compiled, role: str) -> list[Cause]:
+        """Says so if models of the same line were traced before."""
+        if not found.sites:
+            return []
+        place = found.sites[-1][:2]
+        known = [each for each in self._compiled.values() if role in each.traced]
+        number = sum(bool(each.sites) and each.sites[-1][:2] == place for each in known)
+        if number < 2:
+            return []
+        text = f"a new model, number {number} of those compiled at {_site.name(*place)}"
+        return [Cause("mode", text)]
 
 
 class Step:
