@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,25 @@ def test_one_for_another_value_is_seen() -> None:
     (finding,) = found.report.findings
     assert (function.traces, function.compilations) == (1, 1)
     assert "as before" in finding.what
+
+
+def test_threads_that_compile_at_once_are_counted_once() -> None:
+    with trainstep.doctor() as found:
+
+        @tf.function(jit_compile=True, input_signature=[FOUR])
+        def step(x: Any) -> Any:
+            return tf.reduce_sum(tf.tanh(x))
+
+        step(tf.ones((1, 4)))
+        sizes = [tf.ones((size, 4)) for size in range(2, 8)]
+        threads = [threading.Thread(target=step, args=(x,)) for x in sizes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    (function,) = found.report.functions
+    assert (function.traces, function.compilations) == (1, 6)
 
 
 def test_the_first_belongs_to_the_trace() -> None:

@@ -134,8 +134,7 @@ class TensorFlow:
                     made.times.append(self._watcher.log.elapsed())
                 traced = len(made.traces)
                 if made.programs.within:
-                    run = functools.partial(original, fn, *args, **kwargs)
-                    result = self.xla.call(made.programs, run, (args, kwargs), sys._getframe(1))
+                    result = self.xla.call(made.programs, original, fn, args, kwargs)
                 else:
                     result = original(fn, *args, **kwargs)
                     if made.programs.within:  # as has turned out when it was traced
@@ -288,8 +287,9 @@ class TensorFlow:
         def _call_flat(*args: Any, **kwargs: Any) -> Any:
             before, began = self.xla.seconds(), perf_counter()
             result = run(*args, **kwargs)
-            spent = self.xla.seconds() - before
-            times.append(perf_counter() - began - spent)
+            took = perf_counter() - began
+            spent = min(self.xla.seconds() - before, took)  # other threads may compile as well
+            times.append(took - spent)
             if len(times) == 1 and spent:
                 trace.seconds["compile"] = round(spent, 6)
             if len(times) == 2:

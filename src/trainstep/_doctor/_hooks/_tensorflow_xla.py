@@ -8,6 +8,7 @@ they are seen: those of a batch that comes out of an iterator are not.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import threading
@@ -75,18 +76,19 @@ class Xla:
             outer.inside.add(programs)
             outer.due += _is_run(trace)
 
-    def call(self, programs: Programs, run: Callable[[], Any], args: Any, frame: FrameType) -> Any:
+    def call(self, programs: Programs, run: Callable[..., Any], fn: Any, args: Any, kw: Any) -> Any:
         """Runs a function in which XLA may compile something."""
         if self.logged:
-            return run()
-        found = self._find()
+            return run(fn, *args, **kw)
+        found = self._counters or self._find()
         if found is None:
-            return self._by_shapes(programs, run, args, frame)
+            return self._by_shapes(programs, functools.partial(run, fn, *args, **kw), (args, kw))
         number, microseconds = found
         before = number.read(), microseconds.read()
-        result = run()
+        result = run(fn, *args, **kw)
         if number.read() != before[0]:
-            self._watcher.guarded(lambda: self._compiled(programs, before, args, frame))
+            frame = sys._getframe(2)
+            self._watcher.guarded(lambda: self._compiled(programs, before, (args, kw), frame))
         return result
 
     def called(self, programs: Programs, args: Any, frame: FrameType) -> None:
@@ -121,17 +123,16 @@ class Xla:
         with self._lock:  # threads may have compiled at the same time
             number = max(now[0] - max(before[0], self._noted), 0)
             self._noted = max(now[0], self._noted)
+        each = (now[1] - before[1]) / max(now[0] - before[0], 1) / 1e6
         due = min(number, programs.due)
         programs.due -= due
         shapes = _shapes(args)
         for _ in range(number - due):
-            self._note(programs, shapes, (now[1] - before[1]) / number / 1e6, frame)
+            self._note(programs, shapes, each, frame)
         programs.seen.add(shapes)
         programs.last = shapes
 
-    def _by_shapes(
-        self, programs: Programs, run: Callable[[], Any], args: Any, frame: FrameType
-    ) -> Any:
+    def _by_shapes(self, programs: Programs, run: Callable[[], Any], args: Any) -> Any:
         """The same by the arguments: right if nothing else decides about a shape."""
         shapes = _shapes(args)
         if shapes in programs.seen or not programs.compiled:
@@ -140,6 +141,7 @@ class Xla:
         result = run()
         seconds = perf_counter() - began
         if not programs.due:
+            frame = sys._getframe(3)
             self._watcher.guarded(lambda: self._note(programs, shapes, seconds, frame))
         programs.due = 0
         programs.seen.add(shapes)
