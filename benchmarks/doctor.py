@@ -62,7 +62,10 @@ def added(engine: str, least: float, rounds: int) -> list[list[str]]:
 
     makers = {
         "jax": [("call", of_jax)],
-        "tensorflow": [("call", of_tensorflow)],
+        "tensorflow": [
+            ("call", of_tensorflow),
+            ("call with XLA", partial(of_tensorflow, xla=True)),
+        ],
         "torch": [("call", loss_of_torch), ("gradient", gradient_of_torch)],
     }
     lines = []
@@ -252,13 +255,13 @@ def of_jax() -> timing.Call:
     return partial(step, weights, x)
 
 
-def of_tensorflow() -> timing.Call:
+def of_tensorflow(*, xla: bool = False) -> timing.Call:
     """A `tf.function` that does the same."""
     import tensorflow as tf
 
     weights, x = tf.Variable(tf.ones((20, 10))), tf.ones((32, 20))
 
-    @tf.function
+    @tf.function(jit_compile=xla)
     def step(x: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((x @ weights * SCALE - MARGIN) ** 2)

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--xla",
         action="store_true",
-        help="count XLA's compilations inside TensorFlow; its error output goes through a pipe",
+        help="read XLA's compilations in TensorFlow's log; the error output goes through a pipe",
     )
     parser.add_argument(
         "--max-retraces", metavar="N", type=int, help="exit with 1 if there are more"

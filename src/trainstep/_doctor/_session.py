@@ -38,7 +38,7 @@ class Doctor:
     Args:
         command: What is run, for the report.
         path: A file that each record is written to as it is made.
-        xla: Whether to count XLA's compilations in TensorFlow's log, which goes through a pipe.
+        xla: Whether to read XLA's compilations in TensorFlow's log, which goes through a pipe.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Doctor:
         self._torch = Torch(self._watcher, self._keras)
         self._ours = Ours(self._watcher)
         self._command = list(command)
-        self._xla = XlaLog(self._tensorflow.compiled) if xla else None
-        self._tensorflow.logged = self._keras.logged = xla
+        self._xla = XlaLog(self._tensorflow.xla.log_says) if xla else None
+        self._tensorflow.xla.logged = xla
         self._running = False
         self.error = ""  # that the script ended in
 

@@ -63,7 +63,6 @@ class Keras:
         self._watcher = watcher
         self._compiled: dict[int, Compiled] = {}
         self.eager = Eager(watcher)
-        self.logged = False  # whether XLA's compilations are read from TensorFlow's log
         self._set = 0  # how often `trainable` of a layer was set
         self._spans = 0
 
@@ -106,12 +105,6 @@ class Keras:
         found.sites.append(site(frame))
         found.flags = flags(model)
         found.told.clear()
-        unseen = not self.logged and _runs_on(model, "tensorflow")
-        if unseen and getattr(model, "jit_compile", False):
-            self._watcher.remark(
-                "Keras models with jit_compile=True: XLA compiles them for every shape of a batch, "
-                "unseen from Python; --xla counts that"
-            )
 
     def _of(self, model: Any) -> Compiled:
         return self._compiled.setdefault(self._watcher.serial(model, "model"), Compiled())
@@ -234,7 +227,7 @@ class Keras:
         if role == "train":
             found.flags = flags_now  # which the program has now
         if before is None:
-            return []
+            return self._new_model(found, role)
         if now > max(before, 1):
             line = _site.name(*found.sites[-1][:2])
             if flags_now != flags_before:
@@ -243,6 +236,18 @@ class Keras:
             return [Cause("compile", f"`compile()` was called again at {line}")]
         made = Cause("function", f"Keras was made to make its {role} function again")
         return [made] if new else []
+
+    def _new_model(self, found: Compiled, role: str) -> list[Cause]:
+        """Says so if models of the same line were traced before."""
+        if not found.sites:
+            return []
+        place = found.sites[-1][:2]
+        known = [each for each in self._compiled.values() if role in each.traced]
+        number = sum(bool(each.sites) and each.sites[-1][:2] == place for each in known)
+        if number < 2:
+            return []
+        text = f"a new model, number {number} of those compiled at {_site.name(*place)}"
+        return [Cause("mode", text)]
 
 
 class Step:
@@ -304,10 +309,6 @@ def _objects(given: Any) -> list[Any]:
 def title(role: str, model: Any) -> str:
     """What the function of a model is called."""
     return f"{role} function of model {getattr(model, 'name', type(model).__name__)!r}"
-
-
-def _runs_on(model: Any, engine: str) -> bool:
-    return any(kind.__name__ == _TRAINERS[engine] for kind in type(model).__mro__)
 
 
 def flags(model: Any) -> Flags:

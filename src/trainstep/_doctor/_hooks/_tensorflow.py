@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import sys
-import threading
 from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
@@ -24,6 +22,7 @@ from trainstep._doctor._hooks._functions import another, arguments, code_of, inn
 from trainstep._doctor._hooks._keras import Keras, in_words
 from trainstep._doctor._hooks._sites import defined, is_ours, outwards, site
 from trainstep._doctor._hooks._tensorflow_types import context_causes, relaxed, signature
+from trainstep._doctor._hooks._tensorflow_xla import Programs, Xla
 from trainstep._doctor._hooks._watcher import Kept, Open, Watcher, weak
 from trainstep._doctor._hooks._why import why
 from trainstep._doctor._records import Calls, Cause, Site, Trace
@@ -38,13 +37,12 @@ _EARLIER = 8  # function objects that may still be in use
 class Made:
     """What is known of one function object, with the others of its code. Does not hold it."""
 
-    def __init__(self, where: Site, known: list[Made], *, bound: bool) -> None:
+    def __init__(self, where: Site, known: list[Made], programs: Programs, *, bound: bool) -> None:
         self.where, self.known, self.bound = where, known, bound
+        self.programs = programs  # of XLA's
         self.calls = 0
         self.group = ""
         self.kept: Kept | None = None
-        self.shapes: set[tuple[str, ...]] = set()  # that XLA has compiled for
-        self.last: tuple[str, ...] = ()
         self.traces: list[int] = []  # the numbers of its traces
         self.times: list[float] = []
 
@@ -54,8 +52,8 @@ class TensorFlow:
 
     def __init__(self, watcher: Watcher, keras: Keras) -> None:
         self._watcher, self._keras = watcher, keras
-        self.logged = False  # whether compilations are read from TensorFlow's log
-        self._named: dict[str, Trace] = {}  # the last trace of each name that TensorFlow gave
+        self.xla = Xla(watcher)
+        self._tracing_for: dict[int, Made] = {}  # by the numbers of traces that are open
         self._made: dict[tuple[CodeType | None, bool], list[Made]] = {}
         self._replaced: list[tuple[Trace, list[tuple[Made, int]]]] = []
 
@@ -123,16 +121,24 @@ class TensorFlow:
             @functools.wraps(original)
             def _call(fn: Any, *args: Any, **kwargs: Any) -> Any:
                 made = fn.__dict__.get("_trainstep_made")
-                if made is None or self._watcher.open_traces():  # part of another function
+                if made is None:
                     return original(fn, *args, **kwargs)
+                if opened := self._watcher.open_traces():  # part of another function
+                    result = original(fn, *args, **kwargs)
+                    outer = self._outermost()
+                    if outer is not None:
+                        self.xla.entered(made.programs, outer, opened[0].trace)
+                    return result
                 made.calls += 1
                 if len(made.times) < _TIMES:
                     made.times.append(self._watcher.log.elapsed())
                 traced = len(made.traces)
-                if fn._jit_compile and not self.logged:
-                    result = self._compiling(fn, made, original, args, kwargs)
+                if made.programs.within:
+                    result = self.xla.call(made.programs, original, fn, args, kwargs)
                 else:
                     result = original(fn, *args, **kwargs)
+                    if made.programs.within:  # as has turned out when it was traced
+                        self.xla.called(made.programs, (args, kwargs), sys._getframe(1))
                 kept = made.kept
                 if kept is not None and traced == len(made.traces) and not kept.holds():
                     noticed = functools.partial(site, sys._getframe(1))
@@ -173,7 +179,7 @@ class TensorFlow:
         near = itertools.islice(outwards(frame), 3)
         bound = any(each.f_code.co_name in _BINDING for each in near)
         known = self._made.setdefault((code, bound), [])
-        made = Made(site(frame), known, bound=bound)
+        made = Made(site(frame), known, Programs(compiled=bool(fn._jit_compile)), bound=bound)
         known.append(made)
         fn._trainstep_made = made
         fn._function_captures._trainstep_owner = weak(fn)
@@ -214,8 +220,9 @@ class TensorFlow:
             trace.causes = [Cause(kind, in_words(text)) for kind, text in trace.causes]
         uses = list if step is None else step.uses
         opened = self._watcher.begin(trace, fn, arguments(found), uses)
-        self._named[options.name] = trace
+        self.xla.named[options.name] = trace
         if made is not None:
+            self._tracing_for[trace.number] = made
             made.traces.append(trace.number)
             made.group = trace.group
         return opened, made
@@ -253,14 +260,24 @@ class TensorFlow:
     def _end(self, opened: Open, made: Made | None, program: Any, seconds: float) -> None:
         trace = opened.trace
         trace.seconds["trace"] = round(seconds, 6)
+        outer = self._outermost()
+        self._tracing_for.pop(trace.number, None)
         if program is None:
             error = sys.exception()
             trace.failed = type(error).__name__ if error is not None else "error"
         kept = self._watcher.end(opened)
         if made is not None and kept is not None:
             made.kept = kept
+        if program is not None and made is not None and outer is not None:
+            self.xla.traced(trace, made.programs, outer)
         if program is not None and not trace.inside:
             self._time_first_run(program, trace)
+
+    def _outermost(self) -> Programs | None:
+        """Those of the outermost function that is being traced in this thread."""
+        stack = self._watcher.open_traces()
+        made = self._tracing_for.get(stack[0].trace.number) if stack else None
+        return None if made is None else made.programs
 
     def _time_first_run(self, program: Any, trace: Trace) -> None:
         """The first run optimizes the graph, and may compile it; the second tells by how much."""
@@ -268,69 +285,17 @@ class TensorFlow:
         times: list[float] = []
 
         def _call_flat(*args: Any, **kwargs: Any) -> Any:
-            began = perf_counter()
+            before, began = self.xla.seconds(), perf_counter()
             result = run(*args, **kwargs)
-            times.append(perf_counter() - began)
-            if len(times) == 1:
-                trace.seconds["first_run"] = round(times[0], 6)
-            else:
-                trace.seconds["first_run"] = round(max(times[0] - times[1], 0.0), 6)
+            took = perf_counter() - began
+            spent = min(self.xla.seconds() - before, took)  # other threads may compile as well
+            times.append(took - spent)
+            if len(times) == 1 and spent:
+                trace.seconds["compile"] = round(spent, 6)
+            if len(times) == 2:
                 vars(program).pop("_call_flat", None)
+            trace.seconds["first_run"] = round(max(times[0] - sum(times[1:]), 0.0), 6)
             self._watcher.log.again(trace)
             return result
 
         program._call_flat = _call_flat
-
-    def _compiling(self, fn: Any, made: Made, original: Any, args: Any, kwargs: Any) -> Any:
-        """XLA compiles for every shape, also without a trace."""
-        key = tuple(map(_shape, (*args, *kwargs.values())))
-        if key in made.shapes:
-            return original(fn, *args, **kwargs)
-        traced, began = len(made.traces), perf_counter()
-        result = original(fn, *args, **kwargs)
-        seconds = perf_counter() - began
-        if made.shapes and len(made.traces) == traced:
-            frame = sys._getframe(2)
-            self._watcher.guarded(lambda: self._note_compiled(fn, made, key, frame, seconds))
-        made.shapes.add(key)
-        made.last = key
-        return result
-
-    def _note_compiled(
-        self, fn: Any, made: Made, key: Any, frame: FrameType, seconds: float
-    ) -> None:
-        code = code_of(innermost(fn._python_function))
-        trace = Trace(engine="tensorflow", group=made.group, what="compile", called=site(frame))
-        if code is not None:
-            trace.function, trace.defined = code.co_qualname, defined(code)
-        before = ", ".join(filter(None, made.last))
-        shapes = ", ".join(filter(None, key))
-        trace.causes = [Cause("hidden", f"arguments: {before} -> {shapes}")]
-        trace.seconds["compile"] = round(seconds, 6)
-        self._watcher.log.begin(trace)
-        self._watcher.log.note(trace)
-
-    def compiled(self, name: str, number: int, seconds: float) -> None:
-        """TensorFlow's log tells of a compilation, from another thread."""
-        known = self._named.get(re.sub(r"^__inference_|_\d+$", "", name))
-        if known is None or number == 1:  # the first is part of the first run
-            return
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        trace = Trace(engine="tensorflow", what="compile", called=site(frame))
-        trace.group, trace.function, trace.via = known.group, known.function, known.via
-        trace.defined = known.defined
-        trace.causes = [Cause("hidden", "another shape of a batch")]
-        trace.seconds["compile"] = round(seconds, 6)
-        self._watcher.log.begin(trace)
-        self._watcher.log.note(trace)
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return ", ".join(filter(None, map(_shape, value)))
-    if isinstance(value, dict):
-        return _shape(list(value.values()))
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is None or dtype is None:
-        return ""
-    return f"{getattr(dtype, 'name', dtype)}[{','.join(map(str, shape))}]"

@@ -151,6 +151,8 @@ def _needed(paper: Paper, report: Report) -> None:
     paper.heading("Nothing to change")
     for function in functions[:_MOST_NEEDED]:
         told = f"{_name(function, report)}: {words.how_often(function)}, {words.costs(function)}"
+        if function.events and function.events[0].trace.causes:
+            told += f": {words.why(function, function.events[0])}"
         paper.label("-", told, indent=2, hang=2, style="")
     _rest(paper, len(functions) - _MOST_NEEDED, "functions", indent=2)
 
