@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Cut(NamedTuple):
@@ -30,3 +30,23 @@ def reshaped(shape: Sequence[int], cut: Cut, new: Sequence[int], rows: int) -> C
         if math.prod(new[:axis]) == before and size % rows == 0 and size:
             return Cut(axis, size // rows)
     return None
+
+
+def batch_of(
+    arrays: Sequence[Any], axes: Sequence[Sequence[str | None]] | None
+) -> tuple[list[bool], int, str | None]:
+    """Which arrays are rows of the batch, how many rows there are, and the name of that.
+
+    Args:
+        arrays: The arguments of a step.
+        axes: The names of the sizes that vary, as of `Engine.trace`; None if none does.
+    """
+    count = next((x.shape[0] for x in arrays if x.ndim), 0)
+    if axes is None:
+        return [bool(x.ndim and count and x.shape[0] == count) for x in arrays], count, None
+    name = next((of[0] for of in axes if of), None)
+    batch = [
+        bool(of and of[0] == name and (name or (count and x.shape[0] == count)))
+        for of, x in zip(axes, arrays, strict=True)
+    ]
+    return batch, count, name
