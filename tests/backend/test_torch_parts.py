@@ -5,8 +5,9 @@ Threads stand for processes: what they send each other is added up between two b
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -21,7 +22,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import trainstep as ts
 from trainstep._engines import _torch_collectives
+from trainstep._engines._base import Refused
 from trainstep._engines._torch_parts import Rows, partitioned
+from trainstep._engines._torch_shapes import own_sizes, varying_sizes
+from trainstep._engines._torch_sizes import VaryingSizes
 
 PROCESSES = 3
 
@@ -43,19 +47,51 @@ class Together:
         self.barrier.wait()
 
 
+Batch = tuple[bool, ...]
+
+
+def exact(fn: Callable[..., Any], inputs: Sequence[Any], batch: Batch) -> Callable[[Rows], Any]:
+    """What makes the parts of a function, recorded for these inputs."""
+    module = make_fx(fn)(*(x.clone() for x in inputs))
+
+    def made(rows: Rows) -> Any:
+        shapes = own_sizes(module, [x.clone() for x in inputs], rows.total)
+        return partitioned(module, shapes, batch, rows)
+
+    return made
+
+
+def varying(fn: Callable[..., Any], inputs: Sequence[Any], batch: Batch) -> Callable[[Rows], Any]:
+    """The same, recorded for any number of rows."""
+    axes = [
+        tuple("rows" if b and axis == 0 else None for axis in range(x.ndim))
+        for x, b in zip(inputs, batch, strict=True)
+    ]
+    sizes = VaryingSizes(axes)
+    module = sizes.record(fn, inputs)
+    broken = sizes.assumptions()
+    shapes = varying_sizes(module, [], inputs, axes=axes, rows="rows", broken=broken)
+
+    def made(rows: Rows) -> Any:
+        wrong = broken({"rows": rows.total})
+        if wrong:
+            raise Refused(wrong)
+        return functools.partial(partitioned(module, shapes, batch, None), *rows)
+
+    return made
+
+
 def in_parts(
-    fn: Callable[..., Any], *inputs: Any, batch: tuple[bool, ...] | None = None
+    make: Callable[[Rows], Any], inputs: Sequence[Any], batch: Batch
 ) -> tuple[list[list[Any]], int]:
     """What each thread gets of a function of rows, and how often they sent something."""
-    module = make_fx(fn)(*(x.clone() for x in inputs))
     count = inputs[0].shape[0]
-    batch = batch or tuple(x.ndim > 0 and x.shape[0] == count for x in inputs)
     together, results = Together(), [[] for _ in range(PROCESSES)]
 
     def run(index: int) -> None:
         together.rank.index = index
         rows = Rows(count, count * index // PROCESSES, count * (index + 1) // PROCESSES)
-        part = partitioned(module, [x.clone() for x in inputs], batch, rows)
+        part = make(rows)
         own = [
             x[rows.start : rows.stop] if b else x.clone()
             for x, b in zip(inputs, batch, strict=True)
@@ -73,10 +109,18 @@ def in_parts(
     return results, together.messages
 
 
-def assert_same(fn: Callable[..., Any], *inputs: Any, **more: Any) -> int:
+def assert_same(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    batch: Batch | None = None,
+    make: Callable[[Rows], Any] | None = None,
+) -> int:
+    """Parts give what a function does; returns how often they sent something."""
+    batch = batch or tuple(True for x in inputs)
+    make = make or exact(fn, inputs, batch)
     expected = fn(*(x.clone() for x in inputs))
     expected = list(expected) if isinstance(expected, (list, tuple)) else [expected]
-    found, messages = in_parts(fn, *inputs, **more)
+    found, messages = in_parts(make, inputs, batch)
     for each in found:
         for a, b in zip(expected, each, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
@@ -141,24 +185,58 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "an embedding": lambda x: F.embedding(x.abs().long().clamp(0, 3), W),
     "sums of sums": lambda x: (x.sum(0).unsqueeze(0) * 2).sum(),
     "a sum seen twice": lambda x: (x.sum(0).view(2, 2), x.sum(0) * x.sum(0)),
+    "the two largest": lambda x: torch.topk(x, 2, -1)[0],
+    "the largest rows": lambda x: torch.topk(x, 1, 0)[0],
     "any": lambda x: (x > 3).any(),
     "norm": lambda x: x / x.norm(),
     "counted": lambda x: (x > 0).sum() / x.shape[0],
     "einsum": lambda x: torch.einsum("ni,ij,nj->n", x, W[:, :4], x),
+    "einsum of two": lambda x: torch.einsum("ni,nj->nij", x, x),
+    "einsum over rows": lambda x: torch.einsum("ni,nj->ij", x, x),
     "attention": lambda x: F.scaled_dot_product_attention(
         x.view(-1, 2, 2), x.view(-1, 2, 2), x.view(-1, 2, 2)
     ),
 }
 
 
+NEEDS = {"one row": 3, "a part of the rows": 3, "a variance": 2}  # rows
+SIZES = [8, 7, 2, 1]
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("count", [8, 2, 1])
+@pytest.mark.parametrize("count", SIZES)
 def test_operations(name: str, count: int) -> None:
-    if count < 3 and name in ("one row", "a part of the rows"):
-        pytest.skip("needs three rows")
-    if count == 1 and name == "a variance":
-        pytest.skip("of one row")
+    if count < NEEDS.get(name, 1):
+        pytest.skip("needs more rows")
     assert_same(OPERATIONS[name], normal(count, 4))
+
+
+def assert_same_for_all(
+    fn: Callable[..., Any], shape: Sequence[int], *others: Any, fewest: int = 2
+) -> None:
+    """One record gives what a function does, for any number of rows; one row is no such number."""
+    batch = (True, *(False for _ in others))
+    make = varying(fn, [normal(8, *shape), *others], batch)
+    for count in SIZES:
+        if count >= max(fewest, 2):
+            given = normal(count, *shape), *others
+            messages = assert_same(fn, *given, batch=batch, make=make)
+            assert messages == assert_same(fn, *given, batch=batch)
+        else:
+            with pytest.raises(Refused, match="rows >"):
+                make(Rows(count, 0, 0))
+
+
+NUMBERS = {"rows unbound", "einsum"}  # which need the number of rows itself
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_for_all_sizes(name: str) -> None:
+    if name in NUMBERS:
+        with pytest.raises(Refused, match="needed as a number"):
+            varying(OPERATIONS[name], [normal(8, 4)], (True,))
+        return
+    assert_same_for_all(OPERATIONS[name], [4], fewest=NEEDS.get(name, 2))
 
 
 GRADIENTS: dict[str, Callable[..., Any]] = {
@@ -175,9 +253,7 @@ GRADIENTS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
-@pytest.mark.parametrize("count", [8, 7, 2, 1])
-def test_gradients(name: str, count: int) -> None:
+def with_gradients(name: str) -> Callable[..., Any]:
     def step(x: Any, w: Any) -> Any:
         x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
         loss = GRADIENTS[name](x, w)
@@ -186,20 +262,37 @@ def test_gradients(name: str, count: int) -> None:
             *torch.autograd.grad(loss, [x, w], allow_unused=True, materialize_grads=True),
         ]
 
-    assert_same(step, normal(count, 4), W, batch=(True, False))
+    return step
 
 
-@pytest.mark.parametrize("count", [7, 1])
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("count", SIZES)
+def test_gradients(name: str, count: int) -> None:
+    assert_same(with_gradients(name), normal(count, 4), W, batch=(True, False))
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_for_all_sizes(name: str) -> None:
+    assert_same_for_all(with_gradients(name), [4], W)
+
+
+def images(x: Any, w: Any) -> Any:
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    hidden = F.max_pool2d(F.conv2d(x, w, w[:, 0, 0, 0]), 2)
+    loss = F.avg_pool2d(hidden, 2).square().mean()
+    return [loss.detach(), *torch.autograd.grad(loss, [x, w]), hidden.detach()]
+
+
+KERNEL = normal(3, 2, 3, 3)
+
+
+@pytest.mark.parametrize("count", SIZES)
 def test_convolution_and_pooling(count: int) -> None:
-    kernel = normal(3, 2, 3, 3)
+    assert_same(images, normal(count, 2, 8, 8), KERNEL, batch=(True, False))
 
-    def step(x: Any, w: Any) -> Any:
-        w = w.detach().requires_grad_()
-        hidden = F.max_pool2d(F.conv2d(x, w, w[:, 0, 0, 0]), 2)
-        loss = F.avg_pool2d(hidden, 2).square().mean()
-        return [loss.detach(), *torch.autograd.grad(loss, [w]), hidden.detach()]
 
-    assert_same(step, normal(count, 2, 8, 8), kernel, batch=(True, False))
+def test_convolution_and_pooling_for_all_sizes() -> None:
+    assert_same_for_all(images, [2, 8, 8], KERNEL)
 
 
 def test_gradients_are_sent_in_one_message() -> None:
@@ -229,6 +322,7 @@ def test_views_of_what_is_updated_in_place() -> None:
         return view
 
     assert_same(of_rows, normal(7, 4))
-    module = make_fx(of_a_sum)(normal(6, 4))
     with pytest.raises(ts.StrategyError, match=r"updated in place[\s\S]*mul_[\s\S]*to fix:"):
-        partitioned(module, [normal(6, 4)], [True], Rows(6, 0, 3))
+        exact(of_a_sum, [normal(6, 4)], (True,))(Rows(6, 0, 3))
+    with pytest.raises(ts.StrategyError, match="updated in place"):
+        varying(of_a_sum, [normal(6, 4)], (True,))(Rows(6, 0, 3))

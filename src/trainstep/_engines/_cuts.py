@@ -48,3 +48,23 @@ def with_own_rows(
     whole = np.zeros(shape, own.dtype)  # memory that is not touched is not taken
     whole[part] = own
     return whole
+
+
+def batch_of(
+    arrays: Sequence[Any], axes: Sequence[Sequence[str | None]] | None
+) -> tuple[list[bool], int, str | None]:
+    """Which arrays are rows of the batch, how many rows there are, and the name of that.
+
+    Args:
+        arrays: The arguments of a step.
+        axes: The names of the sizes that vary, as of `Engine.trace`; None if none does.
+    """
+    count = next((x.shape[0] for x in arrays if x.ndim), 0)
+    if axes is None:
+        return [bool(x.ndim and count and x.shape[0] == count) for x in arrays], count, None
+    name = next((of[0] for of in axes if of), None)
+    batch = [
+        bool(of and of[0] == name and (name or (count and x.shape[0] == count)))
+        for of, x in zip(axes, arrays, strict=True)
+    ]
+    return batch, count, name

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainstep._engines._base import Axes, Executable, Tensor, Variable
-from trainstep._engines._cuts import Cut, with_own_rows
+from trainstep._engines._cuts import Cut, batch_of, with_own_rows
 from trainstep._engines._tensorflow_parts import Partition, Rows, Value
 from trainstep._engines._tensorflow_processes import Group, group
 from trainstep._engines._tensorflow_shapes import Shapes, looks
@@ -120,7 +120,7 @@ class Layout:
         """
         if self._group is not None:
             self._group.agree_on(variables)
-        batch, count = _batch(leaves, axes)
+        batch, count, _ = batch_of(leaves, axes)
         shapes = Shapes(record.graph, record.given, looks(leaves, axes, count))
 
         def parts(*tensors: Tensor) -> list[Tensor]:
@@ -204,15 +204,3 @@ _GONE = (
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
-
-
-def _batch(leaves: Sequence[Any], axes: Axes | None) -> tuple[list[bool], int]:
-    """Which arrays are rows of the batch, and how many rows there are."""
-    count = next((x.shape[0] for x in leaves if x.ndim), 0)
-    if axes is None:
-        return [bool(x.ndim and count and x.shape[0] == count) for x in leaves], count
-    name = next((of[0] for of in axes if of), None)
-    return [
-        bool(of and of[0] == name and (name or x.shape[0] == count))
-        for of, x in zip(axes, leaves, strict=True)
-    ], count

@@ -202,7 +202,7 @@ class TorchEngine:
             recorder.hosts, recorder.token = [], None
             traced = eager(step, tensors, recorder, str(culprit))
             if options.layout is not None:
-                traced = options.layout.in_all(traced, tensors)
+                traced = options.layout.in_all(traced, tensors, axes)
             return _repeated(traced, options.repeat) if options.repeat else traced
         finally:
             set_grad_enabled(enabled)
@@ -215,9 +215,14 @@ class TorchEngine:
         if options.layout is not None:
             if hosts:
                 raise calls_the_host()
-            built = options.layout.part(module, reads, writes, tensors)
+            broken = sizes.assumptions()
+            built = options.layout.part(module, reads, writes, tensors, axes=axes, broken=broken)
             traced = Traced(
-                reads, writes, lambda compiler, bucket=None: built, compilers=("graph",)
+                reads,
+                writes,
+                lambda compiler, bucket=None: built,
+                compilers=("graph",),
+                broken=broken,
             )
             return _repeated(traced, options.repeat) if options.repeat else traced
         traced = Traced(

@@ -10,11 +10,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from trainstep._engines._base import Executable, Sizes, Tensor, Traced, Variable
-from trainstep._engines._cuts import with_own_rows
+from trainstep._engines._base import (
+    Axes,
+    Executable,
+    Sizes,
+    Tensor,
+    Traced,
+    Variable,
+    nothing_assumed,
+)
+from trainstep._engines._cuts import batch_of, with_own_rows
 from trainstep._engines._torch_collectives import gather
 from trainstep._engines._torch_parts import Rows, partitioned
 from trainstep._engines._torch_processes import told
+from trainstep._engines._torch_shapes import own_sizes, varying_sizes
 from trainstep._engines._torch_state import as_tensor, set_grad_enabled, value_of, write_back
 from trainstep._errors import StrategyError, variables_are_whole
 
@@ -36,7 +45,7 @@ def layout(kind: str, devices: Sequence[Any] | None) -> Layout | None:
 class Layout:
     """Batches cut along their first axis, a part for each process; variables whole in each."""
 
-    shares_sizes = False  # a record is cut for its own sizes
+    shares_sizes = True  # one record serves several sizes
 
     def __init__(self) -> None:
         self.parts = self.processes = dist.get_world_size()
@@ -48,26 +57,51 @@ class Layout:
         return Rows(count, count * index // parts, count * (index + 1) // parts)
 
     def part(
-        self, module: Any, reads: list[Variable], writes: list[Variable], tensors: list[Tensor]
+        self,
+        module: Any,
+        reads: list[Variable],
+        writes: list[Variable],
+        tensors: list[Tensor],
+        *,
+        axes: Axes | None = None,
+        broken: Callable[[Sizes], str] = nothing_assumed,
     ) -> Executable:
-        """What runs the part of a step that is this process's."""
+        """What runs the part of a step that is this process's.
+
+        Args:
+            module: The record.
+            reads: The variables that are its first inputs.
+            writes: Those whose new values are its first outputs.
+            tensors: The arguments that it was recorded with.
+            axes: Those of their sizes that vary.
+            broken: What tells of sizes that the record does not hold for them.
+        """
         self._agree_on({id(v): v for v in (*reads, *writes)}.values())
-        batch, rows = self._batch(tensors)
-        inputs = [*(v._value.detach().clone() for v in reads), *tensors]
-        drawn = torch.get_rng_state()
-        call = partitioned(module, inputs, [False] * len(reads) + batch, rows).forward
-        torch.set_rng_state(drawn)
+        batch, count, name = batch_of(tensors, axes)
+        state = [v._value.detach() for v in reads]
+        if axes is None:
+            drawn = torch.get_rng_state()
+            shapes = own_sizes(module, [*(x.clone() for x in state), *tensors], count)
+            torch.set_rng_state(drawn)
+        else:
+            shapes = varying_sizes(
+                module, state, tensors, axes=axes, rows=name or count, broken=broken
+            )
+        rows = self.rows(count) if name is None else None
+        call = partitioned(module, shapes, [False] * len(reads) + batch, rows).forward
         outputs = slice(len(writes), None)
 
         def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
+            own = rows or self._rows_of(leaves, batch)
             arrays = [
-                as_tensor(x[rows.start : rows.stop] if is_batch else x)
+                as_tensor(x[own.start : own.stop] if is_batch else x)
                 for x, is_batch in zip(leaves, batch, strict=True)
             ]
+            given = () if rows else own
             enabled = torch.is_grad_enabled()
             try:
                 set_grad_enabled(False)
-                results = call(*map(value_of, reads), *arrays)
+                results = call(*given, *map(value_of, reads), *arrays)
                 write_back(writes, results)
             finally:
                 set_grad_enabled(enabled)
@@ -75,15 +109,16 @@ class Layout:
 
         return run
 
-    def in_all(self, traced: Traced, tensors: list[Tensor]) -> Traced:
+    def in_all(self, traced: Traced, tensors: list[Tensor], axes: Axes | None = None) -> Traced:
         """A step that could not be recorded: every process computes the whole of it."""
         self._agree_on({id(v): v for v in (*traced.reads, *traced.writes)}.values())
-        batch, rows = self._batch(tensors)
+        batch, _, _ = batch_of(tensors, axes)
 
         def build(compiler: str, bucket: Sizes | None = None) -> Executable:
             run = traced.build(compiler)
 
             def gathered(leaves: Sequence[Any]) -> Sequence[Tensor]:
+                rows = self._rows_of(leaves, batch)
                 arrays = [
                     gather(as_tensor(x[rows.start : rows.stop]), 0, rows.start, rows.total)
                     if is_batch
@@ -96,11 +131,10 @@ class Layout:
 
         return replace(traced, build=build)
 
-    def _batch(self, tensors: list[Tensor]) -> tuple[list[bool], Rows]:
-        """Which arrays are rows of the batch, and the rows."""
-        count = next((x.shape[0] for x in tensors if x.ndim), 0)
-        batch = [bool(x.ndim and count and x.shape[0] == count) for x in tensors]
-        return batch, self.rows(count)
+    def _rows_of(self, leaves: Sequence[Any], batch: Sequence[bool]) -> Rows:
+        """The rows of a call."""
+        found = (x.shape[0] for x, is_batch in zip(leaves, batch, strict=True) if is_batch)
+        return self.rows(next(found, 0))
 
     @staticmethod
     def _agree_on(variables: Any) -> None:

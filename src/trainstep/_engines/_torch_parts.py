@@ -1,14 +1,17 @@
 """PyTorch: a recorded step made into the part of it that one process computes.
 
-The record is of the whole batch: forward, backward and optimizer, as plain operations with sizes
-that are known. Each value is either whole, the same in every process, or cut along one axis, of
-which a process has its own rows. An operation that treats rows one by one keeps them cut; a sum
-over them becomes a sum of sums. What has no rule gets whole values: right for every operation, if
-not cheap. So what the step computes is that of the whole batch, whatever it is made of.
+The record is of the whole batch: forward, backward and optimizer, as plain operations. Sizes that
+vary are values in it, plain numbers when it runs. Each value is either whole, the same in every
+process, or cut along one axis, of which a process has its own rows. An operation that treats rows
+one by one keeps them cut; a sum over them becomes a sum of sums. What has no rule gets whole
+values: right for every operation, if not cheap. So what the step computes is that of the whole
+batch, whatever it is made of.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,26 +19,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from trainstep._engines._base import Tensor
+from trainstep._engines._base import Refused
 from trainstep._engines._cuts import Cut
 from trainstep._engines._torch_collectives import gather, sum_all
-from trainstep._engines._torch_state import memory
+from trainstep._engines._torch_shapes import Shapes
 from trainstep._errors import StrategyError
 
 aten: Any = torch.ops.aten
 
 
+Size = Any  # an int, or a node that is one when the part runs
+
+
 class Rows(NamedTuple):
     """The rows of a batch, and those of this process."""
 
-    total: int
-    start: int
-    stop: int
-
-    @property
-    def own(self) -> int:
-        """How many are this process's."""
-        return self.stop - self.start
+    total: Size
+    start: Size
+    stop: Size
 
 
 class Value:
@@ -54,49 +55,35 @@ class Value:
 
 
 def partitioned(
-    module: Any, inputs: Sequence[Tensor], batch: Sequence[bool], rows: Rows
+    module: Any, shapes: Shapes, batch: Sequence[bool], rows: Rows | None
 ) -> fx.GraphModule:
     """The part of a step that this process computes.
 
     Args:
         module: The record.
-        inputs: What it was recorded with.
+        shapes: Those of its values.
         batch: Which of the inputs are rows of the batch; the part takes those of this process.
-        rows: The rows.
+        rows: The rows; None if they vary: the part takes the numbers of `Rows` first.
     """
-    shapes = _Shapes(module)
-    with torch.no_grad():
-        shapes.run(*inputs)
     return Partition(module, shapes, batch, rows).made()
 
 
-class _Shapes(fx.Interpreter):  # type: ignore[misc]
-    """Runs a record, and notes the shape of every value."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(module)
-        self.found: dict[Any, Any] = {}
-        self.memory: dict[Any, int] = {}
-        self._held: list[Any] = []  # so that no memory is used twice
-
-    def run_node(self, n: Any) -> Any:
-        result = super().run_node(n)
-        is_tensor = isinstance(result, torch.Tensor)
-        self.found[n] = tuple(result.shape) if is_tensor else None
-        if is_tensor:
-            self.memory[n] = memory(result)
-            self._held.append(result)
-        return result
-
-
 class Partition:
-    """Goes through a record once, and writes the part."""
+    """Goes through a record once, and writes the part.
 
-    def __init__(self, module: Any, shapes: _Shapes, batch: Sequence[bool], rows: Rows) -> None:
-        self._module, self._batch, self.rows = module, batch, rows
-        self.shapes, self._memory = shapes.found, shapes.memory
+    Attributes:
+        varies: Whether the number of rows does.
+    """
+
+    def __init__(
+        self, module: Any, shapes: Shapes, batch: Sequence[bool], rows: Rows | None
+    ) -> None:
+        self._module, self._batch, self.shapes = module, batch, shapes
         self._place = {node: place for place, node in enumerate(module.graph.nodes)}
         self.graph = fx.Graph()
+        self.rows = rows or Rows(*(self.graph.placeholder(f"rows_{n}") for n in Rows._fields))
+        self.varies = rows is None
+        self._own: Size = None
         self.values: dict[Any, Value] = {}
         self._pending: list[Value] = []
 
@@ -110,8 +97,9 @@ class Partition:
                 new = Value(self.graph.placeholder(node.target))
                 if next(batch):
                     new.cut = Cut(0)
-                    if self.rows.total == 1:  # no axis of size 1 is broadcast by mistake
-                        new = Value(self.whole(new, self.shapes[node]))
+                    # No axis of size 1 is broadcast by mistake. Those that vary are longer.
+                    if self.rows.total == 1:
+                        new = Value(self.whole(new))
                 self.values[node] = new
             elif node.op == "get_attr":
                 self.values[node] = Value(self.graph.get_attr(node.target))
@@ -123,17 +111,32 @@ class Partition:
                 self._check_written(node)
                 found = moved(self, node)
                 if found is None and any(self.settled(n).cut for n in node.all_input_nodes):
-                    found = rule_of(node.target)(self, node)
+                    found = self._checked(node, rule_of(node.target)(self, node))
                 self.values[node] = found if found is not None else self.unknown(node)
         self.graph.eliminate_dead_code()
         return fx.GraphModule(self._module, self.graph)
+
+    def _checked(self, node: Any, value: Value | None) -> Value | None:
+        """What a rule made of an operation; None if it is not cut so for all sizes."""
+        if value is None or value.cut is None:
+            return value
+        cuts = {node: value.cut}
+        if isinstance(value.cut, list):
+            items = [user for user in node.users if user.target is operator.getitem]
+            cuts = {item: value.cut[item.args[1]] for item in items}
+        if all(cut is None or self.shapes.is_cut(each, cut) for each, cut in cuts.items()):
+            return value
+        if _written(node):
+            raise Refused(f"several processes ({node.target} has no rule for such sizes)")
+        return None
 
     def _check_written(self, node: Any) -> None:
         """Refuses an update in place of what has views, if they are no longer in one memory."""
         from trainstep._engines._torch_rules import rule_of, unknown
 
         for written in _written(node):
-            same = [n for n in self.values if self._memory.get(n) == self._memory.get(written)]
+            memory = self.shapes.memory
+            same = [n for n in self.values if memory.get(n) == memory.get(written)]
             later = [n for n in same if any(self._place[u] > self._place[node] for u in n.users)]
             views = [n for n in later if n is not written and n.target is not node.target]
             apart = any(self.values[n].is_moved or self.values[n].partial for n in same)
@@ -149,9 +152,27 @@ class Partition:
 
     # What rules use ---------------------------------------------------------------------------
 
-    def shape(self, node: Any) -> tuple[int, ...]:
-        """The shape of a value of the record."""
-        return self.shapes[node]  # type: ignore[no-any-return]
+    def rank(self, node: Any) -> int:
+        """How many axes a value of the record has."""
+        rank = self.shapes.rank(node)
+        assert rank is not None
+        return rank
+
+    def size(self, node: Any, axis: int) -> Size:
+        """How long an axis of the whole of a value is."""
+        known, value = self.shapes.size(node, axis), self.values[node]
+        if known is not None:
+            return known
+        if value.cut is not None and value.cut.axis == axis:
+            return self.product(self.rows.total, value.cut.unit)
+        return self.call(aten.sym_size.int, value.node, axis)
+
+    def product(self, *sizes: Size) -> Size:
+        """The product of sizes."""
+        nodes = [size for size in sizes if isinstance(size, fx.Node)]
+        known = math.prod(size for size in sizes if not isinstance(size, fx.Node))
+        factors = nodes if nodes and known == 1 else [known, *nodes]
+        return functools.reduce(functools.partial(self.call, operator.mul), factors)
 
     def cut_of(self, node: Any) -> Cut | None:
         """How a value is cut."""
@@ -161,27 +182,34 @@ class Partition:
         """Writes an operation."""
         return self.graph.call_function(target, args, kwargs)
 
-    def local(self, cut: Cut) -> int:
+    def local(self, cut: Cut) -> Size:
         """How long a cut axis is in this process."""
-        return self.rows.own * cut.unit
+        _, start, stop = self.rows
+        if isinstance(start, int):
+            return (stop - start) * cut.unit
+        if self._own is None:
+            self._own = self.call(operator.sub, stop, start)
+        return self.product(self._own, cut.unit)
 
     def unknown(self, node: Any) -> Value:
         """An operation on whole values."""
+        if node.target in _OF_MEMORY:  # which is laid out otherwise here
+            raise Refused(f"several processes ({node.target} has no rule)")
         args = fx.map_arg(node.args, self.whole_of)
         kwargs = fx.map_arg(node.kwargs, self.whole_of)
         return Value(self.graph.call_function(node.target, args, kwargs))
 
     def whole_of(self, node: Any) -> Any:
         """The whole of a value."""
-        return self.whole(self.values[node], self.shapes[node])
+        return self.whole(self.values[node])
 
-    def whole(self, value: Value, shape: Any) -> Any:
+    def whole(self, value: Value) -> Any:
         """The same; rows of other processes are fetched, once."""
         self._settle(value)
         if value.cut is not None:
             axis, unit = value.cut
-            start = self.rows.start * unit
-            value.node = self.call(gather, value.node, axis, start, shape[axis])
+            start, total = (self.product(n, unit) for n in (self.rows.start, self.rows.total))
+            value.node = self.call(gather, value.node, axis, start, total)
             value.cut, value.is_moved = None, True
         return value.node
 
@@ -193,14 +221,15 @@ class Partition:
 
     def cut(self, node: Any, cut: Cut) -> Any:
         """A value cut like this; one with nothing along the axis as it is."""
-        value, shape = self.settled(node), self.shapes[node]
+        value = self.settled(node)
         if value.cut == cut:
             return value.node
-        if value.cut is not None:
-            self.whole(value, shape)
-        if cut.axis < 0 or shape[cut.axis] == 1:
+        self.whole(value)
+        if cut.axis < 0 or self.shapes.size(node, cut.axis) == 1:
             return value.node
-        start, stop = self.rows.start * cut.unit, self.rows.stop * cut.unit
+        if self.shapes.varies and not self.shapes.is_cut(node, cut):
+            raise Refused(f"several processes (`{node}` is broadcast for some sizes)")
+        start, stop = (self.product(n, cut.unit) for n in (self.rows.start, self.rows.stop))
         return self.call(aten.slice.Tensor, value.node, cut.axis, start, stop)
 
     def summed(self, node: Any, before: Value | None = None) -> Value:
@@ -231,7 +260,7 @@ class Partition:
     def _item(self, node: Any) -> Value:
         value, place = self.values[node.args[0]], node.args[1]
         item = self.call(operator.getitem, value.node, place)
-        if not isinstance(value.cut, list) or self.shapes[node] is None:
+        if not isinstance(value.cut, list) or self.shapes.rank(node) is None:
             return Value(item)
         if value.partial[place]:
             return self.summed(item)
@@ -249,4 +278,5 @@ def _written(node: Any) -> list[Any]:
     return [each for each in flat if isinstance(each, fx.Node)]
 
 
+_OF_MEMORY = (aten.sym_stride.int, aten.sym_storage_offset.default)
 Rule = Callable[[Partition, Any], Value | None]

@@ -7,15 +7,17 @@ one process; None if it cannot.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from trainstep._engines._cuts import Cut, reshaped
+from trainstep._engines._cuts import Cut
 from trainstep._engines._torch_parts import Partition, Rule, Value, aten
 
+_SIZES = {"sym_size", "sym_numel"}
 _SHAPED = {"zeros_like", "ones_like", "full_like", "empty_like"}  # which need no numbers
 # Number by number, though PyTorch does not say so of them.
 _POINTWISE = {"clone", "_to_copy", "lift_fresh_copy", "alias", "detach", "copy", *_SHAPED}
@@ -55,67 +57,69 @@ def moved(part: Partition, node: Any) -> Value | None:
     """A sum that is not yet made, after an operation that does not need it to be."""
     schema = getattr(node.target, "_schema", None)
     name = "" if schema is None else schema.name.partition("::")[2]
-    value = part.values[node.args[0]] if name in (*_MOVING, *_SHAPED) else None
+    value = part.values[node.args[0]] if name in (*_MOVING, *_SHAPED, *_SIZES) else None
     if value is None or value.partial is not True:
         return None
-    new = part.graph.call_function(node.target, (value.node, *node.args[1:]), node.kwargs)
-    return Value(new) if name in _SHAPED else part.summed(new, value)
+    args, kwargs = fx.map_arg((node.args[1:], node.kwargs), part.whole_of)
+    new = part.graph.call_function(node.target, (value.node, *args), kwargs)
+    return part.summed(new, value) if name in _MOVING else Value(new)
 
 
 def _pointwise(part: Partition, node: Any) -> Value | None:
-    shape, given = part.shape(node), node.all_input_nodes
+    rank, given = part.shapes.rank(node), node.all_input_nodes
     found = next((each for each in given if part.settled(each).cut is not None), None)
-    if found is None:
+    if found is None or rank is None:
         return None
-    cut = _aligned(part, found, shape)
+    cut = _aligned(part, found, rank)
     if node.target._schema.is_mutable and part.cut_of(node.args[0]) is None:
         return None  # what it writes to is whole
 
     def local(each: Any) -> Any:
-        return part.cut(each, cut._replace(axis=cut.axis - len(shape) + len(part.shape(each))))
+        of_each = part.shapes.rank(each)
+        if of_each is None:
+            return part.whole_of(each)
+        return part.cut(each, cut._replace(axis=cut.axis - rank + of_each))
 
     args, kwargs = fx.map_arg(node.args, local), fx.map_arg(node.kwargs, local)
     return Value(part.graph.call_function(node.target, args, kwargs), cut)
 
 
-def _aligned(part: Partition, node: Any, shape: Sequence[int]) -> Cut:
+def _aligned(part: Partition, node: Any, rank: int) -> Cut:
     """The cut of an operand, in terms of the result that it is broadcast to."""
     axis, unit = part.values[node].cut
-    return Cut(axis + len(shape) - len(part.shape(node)), unit)
+    return Cut(axis + rank - part.rank(node), unit)
 
 
 # Sums ---------------------------------------------------------------------------------------------
 
 
 def _sum(part: Partition, node: Any) -> Value | None:
-    x, shape, cut, dims, keep = _reduced(part, node)
+    x, cut, dims, keep = _reduced(part, node)
     if cut.axis not in dims:
         return _of_rows(part, node, cut.without(dims, keep=keep))
     kwargs = {k: v for k, v in node.kwargs.items() if k == "dtype"}
     total = part.call(aten.sum.dim_IntList, part.values[x].node, list(dims), keep, **kwargs)
     if node.target._schema.name == "aten::sum":
         return part.summed(total)
-    count = 1
-    for dim in dims:
-        count *= shape[dim]
+    count = part.product(*(part.size(x, dim) for dim in dims))
     return part.summed(part.call(aten.div.Scalar, total, count))
 
 
-def _reduced(part: Partition, node: Any) -> tuple[Any, Any, Cut, tuple[int, ...], bool]:
+def _reduced(part: Partition, node: Any) -> tuple[Any, Cut, tuple[int, ...], bool]:
     x = node.args[0]
-    shape, cut = part.shape(x), part.settled(x).cut
+    rank, cut = part.rank(x), part.settled(x).cut
     dims = node.args[1] if len(node.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
-    every = tuple(d % len(shape) for d in dims) if dims else tuple(range(len(shape)))
+    every = tuple(d % rank for d in dims) if dims else tuple(range(rank))
     keep = bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("keepdim", False))
-    return x, shape, cut, every, keep
+    return x, cut, every, keep
 
 
 def _along(part: Partition, node: Any) -> Value | None:
     """What works along axes that are not the rows'; one result or several."""
     if len(node.args) < 2 and "dim" not in node.kwargs:
         return None
-    _, _, cut, dims, keep = _reduced(part, node)
+    _, cut, dims, keep = _reduced(part, node)
     if cut.axis in dims:
         return None
     several = len(node.target._schema.returns) > 1
@@ -127,8 +131,10 @@ def _same_axes(part: Partition, node: Any) -> Value | None:
     """The same, with a result of the shape of the argument."""
     x = node.args[0]
     cut = part.settled(x).cut
-    dims = next((a for a in node.args[1:] if isinstance(a, int) and not isinstance(a, bool)), None)
-    if cut is None or dims is None or dims % len(part.shape(x)) == cut.axis:
+    names = [argument.name for argument in node.target._schema.arguments]
+    place = names.index("dim")
+    dim = node.args[place] if place < len(node.args) else None
+    if cut is None or dim is None or dim % part.rank(x) == cut.axis:
         return None
     others = [each for each in node.all_input_nodes if each is not x]
     if any(part.settled(each).cut != cut for each in others):
@@ -190,28 +196,36 @@ def _bmm(part: Partition, node: Any) -> Value | None:
 
 def _view(part: Partition, node: Any) -> Value | None:
     x = node.args[0]
-    value, shape = part.settled(x), part.shape(node)
-    cut = reshaped(part.shape(x), value.cut, shape, part.rows.total)
-    if cut is None:
+    value = part.settled(x)
+    cut = part.shapes.reshaped(x, value.cut, node)
+    shape = None if cut is None else _local(part, node, cut)
+    if shape is None or -1 in shape:  # it is not told from how many numbers a part has
         return None
-    return Value(part.call(node.target, value.node, _local(part, shape, cut)), cut)
+    return Value(part.call(node.target, value.node, shape), cut)
 
 
-def _local(part: Partition, shape: Sequence[int], cut: Cut) -> list[int]:
-    """A shape, of the rows of this process."""
-    return [part.local(cut) if axis == cut.axis else n for axis, n in enumerate(shape)]
+def _local(part: Partition, node: Any, cut: Cut) -> list[Any]:
+    """The shape that an operation makes, of the rows of this process."""
+    known = [part.shapes.size(node, axis) for axis in range(part.rank(node))]
+    return [
+        part.local(cut)
+        if axis == cut.axis
+        else fx.map_arg(node.args[1][axis], part.whole_of)
+        if size is None
+        else size
+        for axis, size in enumerate(known)
+    ]
 
 
 def _expand(part: Partition, node: Any) -> Value | None:
     x = node.args[0]
-    shape = part.shape(node)
-    value, cut = part.values[x], _aligned(part, x, shape)
-    return Value(part.call(node.target, value.node, _local(part, shape, cut)), cut)
+    value, cut = part.values[x], _aligned(part, x, part.rank(node))
+    return Value(part.call(node.target, value.node, _local(part, node, cut)), cut)
 
 
 def _permuted(part: Partition, node: Any) -> Value | None:
     x = node.args[0]
-    cut, rank = part.settled(x).cut, len(part.shape(x))
+    cut, rank = part.settled(x).cut, part.rank(x)
     order = list(range(rank))
     name = node.target._schema.name
     if name == "aten::permute":
@@ -224,18 +238,18 @@ def _permuted(part: Partition, node: Any) -> Value | None:
 
 
 def _unsqueeze(part: Partition, node: Any) -> Value | None:
-    cut, rank = part.settled(node.args[0]).cut, len(part.shape(node))
+    cut, rank = part.settled(node.args[0]).cut, part.rank(node)
     at = node.args[1] % rank
     return _of_rows(part, node, cut._replace(axis=cut.axis + (at <= cut.axis)))
 
 
 def _squeeze(part: Partition, node: Any) -> Value | None:
     x = node.args[0]
-    cut, shape = part.settled(x).cut, part.shape(x)
+    cut, rank = part.settled(x).cut, part.rank(x)
     if len(node.args) < 2:
         return None
     dims = [node.args[1]] if isinstance(node.args[1], int) else node.args[1]
-    gone = [d % len(shape) for d in dims if shape[d] == 1]
+    gone = [d % rank for d in dims if part.shapes.size(x, d) == 1]
     if cut.axis in gone:
         return None
     # By name: an axis of a part may have size 1 where the whole has not.
@@ -245,7 +259,7 @@ def _squeeze(part: Partition, node: Any) -> Value | None:
 
 def _select(part: Partition, node: Any) -> Value | None:
     x, dim = node.args[:2]
-    cut, rank = part.settled(x).cut, len(part.shape(x))
+    cut, rank = part.settled(x).cut, part.rank(x)
     if dim % rank == cut.axis:
         return None
     return _of_rows(part, node, cut.without([dim % rank]))
@@ -254,18 +268,26 @@ def _select(part: Partition, node: Any) -> Value | None:
 def _slice(part: Partition, node: Any) -> Value | None:
     x = node.args[0]
     cut, dim = part.settled(x).cut, node.args[1] if len(node.args) > 1 else 0
-    if dim % len(part.shape(x)) == cut.axis:
-        return Value(part.values[x].node, cut) if part.shape(node) == part.shape(x) else None
+    if dim % part.rank(x) == cut.axis:
+        is_all = part.shapes.same(node, x) and not (part.varies and _is_limited(part, node))
+        return Value(part.values[x].node, cut) if is_all else None
     return _of_rows(part, node, cut)
+
+
+def _is_limited(part: Partition, node: Any) -> bool:
+    """Whether a slice that takes all rows may take fewer, where there are more."""
+    start, stop = (*node.args[2:4], None, None)[:2]
+    if isinstance(stop, fx.Node):
+        return start not in (None, 0) or part.values[stop].node is not part.rows.total
+    return start not in (None, 0) or (stop is not None and stop < sys.maxsize)
 
 
 def _cat(part: Partition, node: Any) -> Value | None:
     given, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
-    shape = part.shape(node)
     first = next(each for each in given if part.settled(each).cut is not None)
     cut = part.values[first].cut
     stacks = node.target._schema.name == "aten::stack"
-    dim %= len(shape)
+    dim %= part.rank(node)
     if dim == cut.axis and not stacks:
         return None
     parts = [part.cut(each, cut) for each in given]
@@ -275,11 +297,17 @@ def _cat(part: Partition, node: Any) -> Value | None:
 
 def _unbind(part: Partition, node: Any) -> Value | None:
     x, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
-    cut, shape = part.settled(x).cut, part.shape(x)
-    if dim % len(shape) == cut.axis:
+    cut, rank, count = part.settled(x).cut, part.rank(x), part.shapes.size(x, dim)
+    if dim % rank == cut.axis or count is None:
         return None
-    new = cut.without([dim % len(shape)])
-    return _of_rows(part, node, [new] * shape[dim])
+    return _of_rows(part, node, [cut.without([dim % rank])] * count)
+
+
+def _size(part: Partition, node: Any) -> Value | None:
+    """A size is that of the whole."""
+    x, *dims = node.args
+    every = [d % part.rank(x) for d in dims] or range(part.rank(x))
+    return Value(part.product(*(part.size(x, dim) for dim in every)))
 
 
 # Layers -------------------------------------------------------------------------------------------
@@ -326,6 +354,7 @@ _KEEPING = (
     *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"),
 )
 _RULES: dict[str, Rule] = {
+    **dict.fromkeys(_SIZES, _size),
     "sum": _sum,
     "mean": _sum,
     **dict.fromkeys(_REDUCING, _along),
