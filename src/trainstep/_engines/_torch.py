@@ -212,26 +212,21 @@ class TorchEngine:
         module.recompile()
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         hosts = recorder.hosts
+        broken = sizes.assumptions()
         if options.layout is not None:
             if hosts:
                 raise calls_the_host()
-            broken = sizes.assumptions()
             built = options.layout.part(module, reads, writes, tensors, axes=axes, broken=broken)
-            traced = Traced(
-                reads,
-                writes,
-                lambda compiler, bucket=None: built,
-                compilers=("graph",),
-                broken=broken,
-            )
-            return _repeated(traced, options.repeat) if options.repeat else traced
         traced = Traced(
             reads,
             writes,
-            lambda compiler, bucket=None: _build(
-                module, reads, writes, tensors, compiler if axes is None else "graph", hosts=hosts
+            lambda compiler, bucket=None: (
+                _build(module, reads, writes, tensors, compiler, hosts=hosts)
+                if options.layout is None
+                else built
             ),
-            broken=sizes.assumptions(),
+            compilers=() if axes is None and options.layout is None else ("graph",),
+            broken=broken,
         )
         return _repeated(traced, options.repeat) if options.repeat else traced
 
