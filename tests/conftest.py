@@ -36,7 +36,7 @@ def _is_common(item: pytest.Item) -> bool:
     """Whether a test is about no engine in particular."""
     file = item.path.name
     return item.path.parent.name in ("backend", "graph", "distribution") and not any(
-        word in file for word in ("sizes", "masking", "native", "host")
+        word in file for word in ("sizes", "masking", "rewrites", "native", "host")
     )
 
 

@@ -1,6 +1,6 @@
 """JAX: a recorded step, compiled ahead of time, and Python's part in running it.
 
-jaxpr(state, arguments) --jit, lower, compile--> executable, written state donated
+jaxpr(state, arguments) --rewrite, jit, lower, compile--> executable, written state donated
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from trainstep._engines._jax_cache import on_disk
 from trainstep._engines._jax_host import hosts_in
 from trainstep._engines._jax_layout import Spread, active, copied, lies
 from trainstep._engines._jax_processes import with_others
+from trainstep._engines._jax_rewrites import rewritten
 from trainstep._engines._padding import SMALL, own
 from trainstep._errors import calls_the_host
 from trainstep._source import Source, define
@@ -39,6 +40,9 @@ def build(
 
     Inputs are ordered as: state that is read and written, state that is only read, arguments.
     """
+    layout = options.layout or active(reads)
+    if layout is None and jax.default_backend() == "cpu":
+        closed = rewritten(closed)
     jaxpr = closed.jaxpr
     written = {id(v) for v in writes}
     inputs = dict(zip(map(id, reads), jaxpr.invars, strict=False))
@@ -57,7 +61,6 @@ def build(
     fallible = _has_callback(jaxpr)
     donated = range(len(changed)) if options.donate and not fallible else ()
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
-    layout = options.layout or active([*changed, *fixed])
     spread = None
     if layout is not None:
         if fallible and layout.mesh.size > 1:
@@ -113,9 +116,10 @@ outs = list(results)
 """
 _WAIT = "ready(outs or [slot['_value'] for slot in new])"
 # A buffer with another owner (a snapshot, a second variable, a NumPy view) is not ours to give
-# away: it is copied, and the owner keeps the old one.
+# away: it is copied, and the owner keeps the old one. No count is less than that of a buffer which
+# is alone, so their sum tells; it is found faster than the largest.
 _GUARD = """
-if max(map(refcount, state)) > alone:
+if sum(map(refcount, state)) > alone:
     state = apart(state, list(map(refcount, state)))
 """
 
@@ -142,6 +146,7 @@ class Lean:
             "old": _slots(changed),
             "constant": _slots(fixed),
             "new": _slots(writes),
+            "alone": _ALONE * len(changed),
             **_TOOLS,
         }
         leaves = "*map(settled, leaves)"
@@ -241,7 +246,6 @@ def _count_when_alone() -> int:
 
 _ALONE = _count_when_alone()
 _TOOLS = {
-    "alone": _ALONE,
     "apart": _apart,
     "consume": _consume,
     "from_iterable": chain.from_iterable,
