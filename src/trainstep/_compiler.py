@@ -327,8 +327,7 @@ def _for_options(shapes: Shapes, options: Options) -> Shapes:
         return replace(shapes, policy="exact")
     if options.layout is not None and options.layout.processes > 1:
         # Which program runs must not depend on time.
-        policy = shapes.policy if options.layout.shares_sizes else "exact"
-        return replace(shapes, background=False, policy=policy)
+        return replace(shapes, background=False)
     return shapes
 
 

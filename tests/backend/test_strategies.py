@@ -46,7 +46,7 @@ def test_torch_has_one_device_in_a_process() -> None:
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="torch cuts its record")
 def test_a_step_of_many_processes_that_calls_python_is_refused() -> None:
-    many = SimpleNamespace(processes=2, parts=2, shares_sizes=False)
+    many = SimpleNamespace(processes=2, parts=2)
 
     def step(x: object) -> object:
         ts.print(x)

@@ -61,21 +61,28 @@ def exact(fn: Callable[..., Any], inputs: Sequence[Any], batch: Batch) -> Callab
     return made
 
 
-def varying(fn: Callable[..., Any], inputs: Sequence[Any], batch: Batch) -> Callable[[Rows], Any]:
-    """The same, recorded for any number of rows."""
-    axes = [
+def varying(
+    fn: Callable[..., Any], inputs: Sequence[Any], batch: Batch, axes: Any = None
+) -> Callable[[Rows], Any]:
+    """The same, recorded for any number of rows, or for the sizes that have names."""
+    axes = axes or [
         tuple("rows" if b and axis == 0 else None for axis in range(x.ndim))
         for x, b in zip(inputs, batch, strict=True)
     ]
+    name = axes[0][0]
     sizes = VaryingSizes(axes)
     module = sizes.record(fn, inputs)
     broken = sizes.assumptions()
-    shapes = varying_sizes(module, [], inputs, axes=axes, rows="rows", broken=broken)
+    count = name or inputs[0].shape[0]
+    shapes = varying_sizes(module, [], inputs, axes=axes, rows=count, broken=broken)
+    partitioned(module, shapes, batch, None if name else Rows(count, 0, 1))  # it may be refused
 
     def made(rows: Rows) -> Any:
-        wrong = broken({"rows": rows.total})
+        wrong = broken({"rows": rows.total, "time": 6})
         if wrong:
             raise Refused(wrong)
+        if name is None:
+            return partitioned(module, shapes, batch, rows)
         return functools.partial(partitioned(module, shapes, batch, None), *rows)
 
     return made
@@ -187,6 +194,7 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "a sum seen twice": lambda x: (x.sum(0).view(2, 2), x.sum(0) * x.sum(0)),
     "the two largest": lambda x: torch.topk(x, 2, -1)[0],
     "the largest rows": lambda x: torch.topk(x, 1, 0)[0],
+    "strides": lambda x: (x * 2).as_strided((x.shape[0], 2, 3), (4, 1, 1)),
     "any": lambda x: (x > 3).any(),
     "norm": lambda x: x / x.norm(),
     "counted": lambda x: (x > 0).sum() / x.shape[0],
@@ -237,6 +245,56 @@ def test_operations_for_all_sizes(name: str) -> None:
             varying(OPERATIONS[name], [normal(8, 4)], (True,))
         return
     assert_same_for_all(OPERATIONS[name], [4], fewest=NEEDS.get(name, 2))
+
+
+TWO: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda x: torch.tanh(x) * 2 - x.mean((0, 1)),
+    "of each": lambda x: x - x.mean(1, keepdim=True),
+    "of all": lambda x: (x / x.sum(1).norm()).mean(),
+    "a matrix": lambda x: x @ W,
+    "flat": lambda x: x.reshape(-1, 4) * 2,
+    "flat rows": lambda x: x.reshape(x.shape[0], -1).sum(1),
+    "split": lambda x: x.view(*x.shape[:2], 2, 2).transpose(1, 2).reshape(x.shape[0], 2, -1),
+    "turned": lambda x: x.transpose(0, 1).reshape(x.shape[1], -1) + 1,
+    "attention": lambda x: torch.softmax(x @ x.transpose(1, 2), -1) @ x,
+    "a constant": lambda x: x + torch.arange(x.shape[1]).view(1, -1, 1),
+    "wider": lambda x: x.mean(1, keepdim=True).expand(-1, x.shape[1], -1) - x,
+    "sums": lambda x: torch.cumsum(x, 1) + torch.cumsum(x, 0),
+}
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_sizes_that_vary(name: str) -> None:
+    make = varying(TWO[name], [normal(8, 6, 4)], (True,), [("rows", "time", None)])
+    for count, time in ((8, 6), (6, 6), (7, 2), (2, 9)):
+        assert_same(TWO[name], normal(count, time, 4), make=make)
+
+
+@pytest.mark.parametrize("rows", [8, 1])
+def test_rows_that_do_not_vary(rows: int) -> None:
+    """Another size does."""
+    make = varying(TWO["split"], [normal(rows, 6, 4)], (True,), [(None, "time", None)])
+    for time in (6, 8, 2):
+        assert_same(TWO["split"], normal(rows, time, 4), make=make)
+
+
+def test_how_values_lie_in_memory_is_not_guessed() -> None:
+    def turned(x: Any) -> Any:
+        return (x * 2).t().as_strided((4,), (1,))
+
+    with pytest.raises(ts.StrategyError, match=r"as_strided[\s\S]*to fix:"):
+        exact(turned, [normal(6, 4)], (True,))(Rows(6, 0, 3))
+    with pytest.raises(Refused, match="as_strided"):
+        varying(turned, [normal(6, 4)], (True,))
+
+
+def test_limits_on_rows_are_kept_to() -> None:
+    def first(x: Any) -> Any:
+        return x[: torch.sym_min(x.shape[0], 20_000)] * 2
+
+    make = varying(first, [normal(8, 1)], (True,))
+    for count in (8, 20_003):
+        assert_same(first, normal(count, 1), make=make)
 
 
 GRADIENTS: dict[str, Callable[..., Any]] = {

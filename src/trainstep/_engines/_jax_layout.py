@@ -36,7 +36,6 @@ class Layout:
         processes: How many processes they belong to.
     """
 
-    shares_sizes = True  # whether one record may serve several sizes
     _batch_axis = _AXIS
 
     def __init__(self, devices: Sequence[Any], *, shards: bool = False) -> None:

@@ -88,8 +88,6 @@ class Layout:
         processes: How many processes they belong to.
     """
 
-    shares_sizes = True  # one record serves several sizes
-
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = list(devices)
         self._group: Group | None = group()

@@ -45,8 +45,6 @@ def layout(kind: str, devices: Sequence[Any] | None) -> Layout | None:
 class Layout:
     """Batches cut along their first axis, a part for each process; variables whole in each."""
 
-    shares_sizes = True  # one record serves several sizes
-
     def __init__(self) -> None:
         self.parts = self.processes = dist.get_world_size()
         self._index = dist.get_rank()

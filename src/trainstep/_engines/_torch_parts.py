@@ -86,6 +86,7 @@ class Partition:
         self._own: Size = None
         self.values: dict[Any, Value] = {}
         self._pending: list[Value] = []
+        self._spread: set[Any] = set()  # what hangs on the batch
 
     def made(self) -> fx.GraphModule:
         """The part, as a module."""
@@ -93,9 +94,12 @@ class Partition:
 
         batch = iter(self._batch)
         for node in self._module.graph.nodes:
+            if not self._spread.isdisjoint(node.all_input_nodes):
+                self._spread.add(node)
             if node.op == "placeholder":
                 new = Value(self.graph.placeholder(node.target))
                 if next(batch):
+                    self._spread.add(node)
                     new.cut = Cut(0)
                     # No axis of size 1 is broadcast by mistake. Those that vary are longer.
                     if self.rows.total == 1:
@@ -193,11 +197,28 @@ class Partition:
 
     def unknown(self, node: Any) -> Value:
         """An operation on whole values."""
-        if node.target in _OF_MEMORY:  # which is laid out otherwise here
-            raise Refused(f"several processes ({node.target} has no rule)")
+        if node.target in _OF_MEMORY and node in self._spread:
+            return self._of_memory(node)
         args = fx.map_arg(node.args, self.whole_of)
         kwargs = fx.map_arg(node.kwargs, self.whole_of)
         return Value(self.graph.call_function(node.target, args, kwargs))
+
+    def _of_memory(self, node: Any) -> Value:
+        """An operation that sees how a value lies in memory, which may be otherwise here."""
+        if self.shapes.is_plain(node.args[0]):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self.whole_of)
+            plain = self.call(torch.Tensor.contiguous, args[0])
+            value = Value(self.call(node.target, plain, *args[1:], **kwargs))
+            value.is_moved = True
+            return value
+        if self.shapes.varies:
+            raise Refused(f"several processes ({node.target})")
+        raise StrategyError(
+            "the step cannot be shared out over processes.\n"
+            "  expected: `as_strided` of tensors that are contiguous\n"
+            f"  came:     {node.target} of another\n"
+            "  to fix:   call `contiguous()` before"
+        )
 
     def whole_of(self, node: Any) -> Any:
         """The whole of a value."""
@@ -278,5 +299,5 @@ def _written(node: Any) -> list[Any]:
     return [each for each in flat if isinstance(each, fx.Node)]
 
 
-_OF_MEMORY = (aten.sym_stride.int, aten.sym_storage_offset.default)
+_OF_MEMORY = (aten.as_strided.default, aten.sym_stride.int, aten.sym_storage_offset.default)
 Rule = Callable[[Partition, Any], Value | None]

@@ -41,6 +41,7 @@ class Shapes:
     def __init__(self, looks: Sequence[tuple[Look, int]]) -> None:
         self._looks = [look.found for look, _ in looks]
         self._rows = [rows for _, rows in looks]
+        self._plain = [look.plain for look, _ in looks]
         self.memory = looks[0][0].memory
         self.varies = len(looks) > 1
 
@@ -55,6 +56,10 @@ class Shapes:
         """How long an axis is; None if that varies."""
         sizes = {look[node][axis] for look in self._looks}
         return sizes.pop() if len(sizes) == 1 else None
+
+    def is_plain(self, node: Any) -> bool:
+        """Whether the numbers of a value lie in order from the start of its memory."""
+        return all(node in plain for plain in self._plain)
 
     def same(self, node: Any, other: Any) -> bool:
         """Whether two values have one shape, whatever the sizes."""
@@ -88,6 +93,7 @@ class Look(fx.Interpreter):  # type: ignore[misc]
         super().__init__(module)
         self.found: dict[Any, Any] = {}
         self.memory: dict[Any, int] = {}
+        self.plain: set[Any] = set()
         self._mode = mode
         self._held: list[Any] = []  # so that no memory is used twice
 
@@ -100,6 +106,8 @@ class Look(fx.Interpreter):  # type: ignore[misc]
         if is_tensor:
             self.memory[n] = memory(result)
             self._held.append(result)
+            if result.is_contiguous() and result.storage_offset() == 0:
+                self.plain.add(n)
         return result
 
 
