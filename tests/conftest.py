@@ -34,9 +34,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_common(item: pytest.Item) -> bool:
     """Whether a test is about no engine in particular."""
-    file = item.path.name
+    own = ("sizes", "masking", "rewrites", "native", "host", "parts", "devices", "equality")
     return item.path.parent.name in ("backend", "graph", "distribution") and not any(
-        word in file for word in ("sizes", "masking", "rewrites", "native", "host")
+        word in f"{item.path.name} {item.name}" for word in own
     )
 
 

@@ -78,7 +78,7 @@ def run(plan: dict[str, Any]) -> dict[str, Any]:
     for rank, process in enumerate(processes):
         if len(processes) > 1 and plan.get("kill", {}).get("rank") == rank:
             continue
-        codes.append(process.wait(plan.get("timeout", 240)))
+        codes.append(_code(process, plan.get("timeout", 240)))
         seconds.append(time.monotonic() - moment)
     if killed is not None and plan["kill"]["signal"] == signal.SIGSTOP:
         try:
@@ -89,6 +89,15 @@ def run(plan: dict[str, Any]) -> dict[str, Any]:
         process.wait(60)
     text = {p.name: p.read_text(errors="replace") for p in sorted(directory.glob("out*"))}
     return {"codes": codes, "seconds": seconds, "text": text, "killed": killed}
+
+
+def _code(process: subprocess.Popen[bytes], limit: float) -> int | None:
+    """How a process has ended; None for one that did not, and was ended here."""
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return None
 
 
 def _started(command: list[str], env: dict[str, str], out: Path) -> subprocess.Popen[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import secrets
 import signal
@@ -37,6 +38,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A Ray of its own, which leaves nothing behind; the names of its sockets have to be short."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs the extra `ray`")
+    if os.environ.get("TRAINSTEP_TESTS") == "shared":
+        pytest.skip("takes minutes")
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -60,7 +63,7 @@ def test_ray_goes_on_after_a_kill(
 ) -> None:
     kill = {"rank": rank, "signal": int(signal.SIGKILL), "saved": 60}
 
-    found = run(tmp_path, str(EXAMPLES / "ray_train.py"), ray=True, kill=kill)
+    found = run(tmp_path, str(EXAMPLES / "ray_train.py"), ray=True, kill=kill, timeout=400)
 
     text = found["text"]["out"]
     assert found["killed"], text
