@@ -133,8 +133,8 @@ class Layout:
                 given[placeholder.name] = value = Value([x])
                 # Of one row, it cannot be told what is broadcast and what is not.
                 if is_batch and shapes.rows != 1:
-                    value.tensors = part.rows_of(x)
                     value.cut = Cut(0)
+                    value.tensors = part.rows_of(x, value.cut)
             wanted = [*record.outputs, *record.new]
             found, effects = part.write(record.graph, given, wanted, record.effects)
             outputs, new = found[: len(record.outputs)], found[len(record.outputs) :]

@@ -110,7 +110,8 @@ class Partition:
             if values is None:
                 made = self.emit(op, [self.whole(x) for x in op.inputs])
                 values = [Value([tensor]) for tensor in made.outputs]
-                done.append(made) if op in effects else None
+                if op in effects:
+                    done.append(made)
             for tensor, value in zip(op.outputs, values, strict=True):
                 self._values[tensor.name] = value
         return [self.whole(tensor) for tensor in wanted], done
@@ -220,7 +221,7 @@ class Partition:
             value.slices[cut] = self.rows_of(whole, cut)
         return value.slices[cut][device]
 
-    def rows_of(self, whole: Tensor, cut: Cut = Cut(0)) -> list[Tensor]:  # noqa: B008
+    def rows_of(self, whole: Tensor, cut: Cut) -> list[Tensor]:
         """The rows of each device, of a whole tensor."""
         rank, unit = whole.shape.rank, cut.unit
         return [
