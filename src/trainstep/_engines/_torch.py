@@ -48,6 +48,7 @@ from trainstep._engines._hosting import Host, HostFunction, Results
 from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
 from trainstep._engines._torch_host import host_call, new_token, token_input
+from trainstep._engines._torch_rewrites import pool_where_images_lie, rewritten
 from trainstep._engines._torch_state import (
     WIDENED,
     as_tensor,
@@ -209,6 +210,8 @@ class TorchEngine:
             torch.set_rng_state(drawn)
         _clone_inputs(module.graph, updated)
         _drop_detach(module.graph)
+        if options.layout is None:
+            pool_where_images_lie(module.graph)
         module.recompile()
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         hosts = recorder.hosts
@@ -408,6 +411,7 @@ def _clone_inputs(graph: Any, updated: Sequence[bool]) -> None:
         if hit:
             with graph.inserting_after(inputs[-1]):
                 copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+            copy.meta.update(node.meta)
             node.replace_all_uses_with(
                 copy, delete_user_cb=lambda user, copy=copy: user is not copy
             )
@@ -435,7 +439,7 @@ def _build(
     if compiler == "inductor":
         state = [v._value.detach() for v in reads]
         with torch.no_grad():
-            call = torch._inductor.compile(module, [*state, *tensors, *token])
+            call = torch._inductor.compile(rewritten(module), [*state, *tensors, *token])
     outputs = slice(len(writes), -1 if hosts else None)
 
     def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
