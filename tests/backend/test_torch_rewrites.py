@@ -1,0 +1,190 @@
+"""Rewritten records of torch against the plain ones: the same numbers, and only where it is sure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+if keras.backend.backend() != "torch":
+    pytest.skip("records of operations are torch's", allow_module_level=True)
+
+import torch
+from keras import layers
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+import trainstep as ts
+from trainstep._engines._torch_rewrites import pool_where_images_lie, rewritten
+
+Function = Callable[..., Any]
+
+
+def recorded(function: Function, *tensors: torch.Tensor) -> Any:
+    """The graph of a function and of its gradient by the first tensor."""
+
+    def both(first: torch.Tensor, *rest: torch.Tensor) -> Any:
+        first = first.detach().requires_grad_()
+        result = function(first, *rest)
+        (slope,) = torch.autograd.grad(result.square().sum(), first)
+        return result.detach(), slope
+
+    module = make_fx(both)(*tensors)
+    for node in module.graph.nodes:
+        if node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def operations(module: Any) -> list[str]:
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+
+
+def pooled(x: torch.Tensor, size: int = 2, stride: int = 2) -> torch.Tensor:
+    """Max pooling as Keras does it with channels that come last."""
+    first = (2 * x).permute(0, 3, 1, 2).contiguous()
+    return functional.max_pool2d(first, size, stride).permute(0, 2, 3, 1) + 1
+
+
+def images(filling: str = "normal", shape: tuple[int, ...] = (3, 7, 6, 5)) -> torch.Tensor:
+    rng = np.random.default_rng(0)
+    values = {
+        "normal": rng.normal(size=shape),
+        "ties": rng.integers(-1, 2, shape),
+        "infinities": rng.choice([-np.inf, 0.0, np.inf], shape),
+        "nan": np.where(rng.uniform(size=shape) < 0.1, np.nan, rng.normal(size=shape)),
+    }
+    return torch.from_numpy(values[filling].astype(np.float32))
+
+
+def assert_same(module: Any, other: Any, *tensors: torch.Tensor) -> None:
+    for expected, got in zip(module(*tensors), other(*tensors), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (3, 1)])
+@pytest.mark.parametrize("filling", ["normal", "ties", "infinities", "nan"])
+def test_pooling_without_the_copy_gives_the_same_to_the_bit(
+    filling: str, size: int, stride: int
+) -> None:
+    x = images(filling)
+    plain = recorded(lambda x: pooled(x, size, stride), x)
+    module = recorded(lambda x: pooled(x, size, stride), x)
+    pool_where_images_lie(module.graph)
+    module.recompile()
+    assert "aten.clone.default" in operations(plain)
+    assert "aten.clone.default" not in operations(module)
+    assert_same(plain, module, x)
+    after = rewritten(module)
+    assert "trainstep.max_pool.default" in operations(after)
+    assert "trainstep.max_pool_gradient.default" in operations(after)
+    assert_same(plain, after, x)
+
+
+def test_the_record_itself_stays_as_it_was() -> None:
+    module = recorded(pooled, images())
+    pool_where_images_lie(module.graph)
+    before = operations(module)
+    rewritten(module)
+    assert operations(module) == before
+
+
+def flattened(x: torch.Tensor) -> torch.Tensor:
+    """The order in memory matters: a view of what the copy makes possible."""
+    return functional.max_pool2d(x.permute(0, 3, 1, 2).contiguous(), 2).view(len(x), -1)
+
+
+def first_channels(x: torch.Tensor) -> torch.Tensor:
+    return functional.max_pool2d(x, 2)
+
+
+def copy_used_elsewhere(x: torch.Tensor) -> torch.Tensor:
+    copy = x.permute(0, 3, 1, 2).contiguous()
+    return functional.max_pool2d(copy, 2).permute(0, 2, 3, 1).sum() + copy.view(-1)
+
+
+def changed_behind(x: torch.Tensor) -> torch.Tensor:
+    doubled = 2 * x
+    copy = doubled.permute(0, 3, 1, 2).contiguous()
+    doubled.mul_(0)
+    return functional.max_pool2d(copy, 2).permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "function", [flattened, first_channels, copy_used_elsewhere, changed_behind]
+)
+def test_pooling_is_left_alone_where_somebody_could_see_it(function: Function) -> None:
+    x = images()
+    plain, module = recorded(function, x), recorded(function, x)
+    before = operations(module)
+    pool_where_images_lie(module.graph)
+    module.recompile()
+    assert operations(module) == before
+    after = rewritten(module)
+    assert "trainstep.max_pool.default" not in operations(after)
+    assert_same(plain, after, x)
+
+
+KEPT = "prims.inductor_force_stride_order.default"
+
+
+def normalized(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(0)) * (x.var(0) + 1e-3).rsqrt()
+
+
+def test_what_many_read_is_computed_once() -> None:
+    x = torch.randn(200, 3)
+    plain = recorded(normalized, x)
+    after = rewritten(plain)
+    assert operations(plain).count(KEPT) == 0
+    assert operations(after).count(KEPT) >= 2  # the mean, and the scale
+    assert_same(plain, after, x)
+    few = torch.randn(8, 3)
+    assert KEPT not in operations(rewritten(recorded(normalized, few)))
+
+
+def test_what_is_updated_in_place_is_left_alone() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        values = x.detach()
+        scale = values.sum(0) * 2
+        first = values * scale
+        scale.add_(1)
+        return x + first + values * scale
+
+    x = torch.randn(200, 3)
+    plain = recorded(function, x)
+    after = rewritten(plain)
+    assert KEPT not in operations(after)
+    assert_same(plain, after, x)
+
+
+def test_a_convnet_trains_alike_compiled_and_replayed() -> None:
+    """Within rounding: inductor sums in another order. SGD, so that it shows as it is."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(16, 12, 12, 2)), rng.normal(size=(16, 3))
+
+    def trained(optimize: str) -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [
+                layers.Input((12, 12, 2)),
+                layers.Conv2D(4, 3),
+                layers.BatchNormalization(),
+                layers.ReLU(),
+                layers.MaxPooling2D(2),
+                layers.Flatten(),
+                layers.Dense(3),
+            ]
+        )
+        trainer = ts.Trainer(model, optimizer="sgd", loss="mse", optimize=optimize)
+        for _ in range(3):
+            trainer.train_on_batch(x, y)
+        return model.get_weights()
+
+    for replayed, compiled in zip(trained("trace"), trained("full"), strict=True):
+        np.testing.assert_allclose(compiled, replayed, rtol=1e-5, atol=1e-6)
