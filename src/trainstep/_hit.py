@@ -32,7 +32,7 @@ with domain.lock:
     if domain.parent is not None:
         return MISS
     try:
-        if {flags} != seen_flags:
+        if {flags}:
             return MISS
     except AttributeError:  # a layer is gone, and a call that still needs it cannot come here
         return MISS
@@ -88,7 +88,7 @@ def _written(
     if not differ:
         return None
     stale = program.watch.around
-    flags, run, build = program.watch.source, _run(program, arrays), program.build.source
+    flags, run, build = program.watch.flags, _run(program, arrays), program.build.source
     text = _HIT.format(
         count=len(args),
         arguments="".join(f"a{index}, " for index in range(len(args))),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter, call
+from operator import attrgetter, call, itemgetter
 from typing import Any
 
 from trainstep._captures import Captures
@@ -18,8 +18,8 @@ from trainstep._signature import Part, distinct
 from trainstep._source import Source, define
 
 Stale = Callable[[list[tuple[str, str, str]]], None]
-_layer_flags = attrgetter("_trainable", "_dtype_policy")
-_variable_flag = attrgetter("_trainable")
+_FLAGS_OF_LAYERS = ("_trainable", "_dtype_policy")
+_CHUNK = 60  # a list of more is not in Python's own heap, but in the process's, which is slow
 
 
 class Watch:
@@ -34,7 +34,7 @@ class Watch:
             the program does not serve any more.
 
     Attributes:
-        source: The expression of the flags as they are now; those seen are its `seen_flags`.
+        flags: An expression that is true if a flag is not as it was seen.
         around: An expression that is true if something around the step has changed, or may have;
             `cells` in it is the closure of the function. Empty if there is nothing to look at.
     """
@@ -71,22 +71,13 @@ class Watch:
         self._layers = [weakref.ref(layer) for layer in layers.values()]
         self._names = distinct(layer.name for layer in layers.values())
         self._variables = [*owned.values(), *own.values()]
-        names = {
-            "layers": self._layers,
-            "layer_flags": _layer_flags,
-            "live": call,
-            "watched": self._variables,
-            "variable_flag": _variable_flag,
-        }
-        text = "[*map(layer_flags, map(live, layers)), *map(variable_flag, watched)]"
-        self._look = define("look()", f"return {text}", names)
-        self._seen = self._look()
-        self.source = Source(text, names | {"seen_flags": self._seen})
+        self.flags = _comparison(self._layers, self._variables)
+        self._differ = define("differ()", f"return {self.flags.text}", self.flags.names)
 
     def holds(self, cells: Any) -> bool:
         """Whether all is as it was at the trace; `cells` is the closure of the function."""
         try:
-            if self._look() != self._seen:
+            if self._differ():
                 return False
         except AttributeError:  # a layer is gone, and a call that still needs it cannot come here
             return False
@@ -118,6 +109,26 @@ class Watch:
             # A frozen layer is one reason, not one for each of its variables.
             text = "as its layer" if owners.get(id(variable)) == flag else str(flag)
             yield Part(f"variable {variable.path!r}.trainable", text, "flag", text)
+
+
+def _comparison(layers: Sequence[Any], variables: Sequence[Any]) -> Source:
+    """Whether the flags of layers, which are weak references, and of variables have changed."""
+    texts: list[str] = []
+    names: dict[str, Any] = {"live": call}
+
+    def compare(owners: Sequence[Any], values: str, flag: Callable[[Any], Any]) -> None:
+        for first in range(0, len(owners), _CHUNK):
+            count = len(texts)
+            found = f"[*map(flag{count}, {values.format(f'owners{count}')})]"
+            names[f"flag{count}"], names[f"owners{count}"] = flag, owners[first : first + _CHUNK]
+            names[f"seen{count}"] = define("look()", f"return {found}", names)()
+            texts.append(f"{found} != seen{count}")
+
+    for name in _FLAGS_OF_LAYERS:
+        compare(layers, "map(live, {})", attrgetter(name))
+    # The variables' own dicts, which the run reads next.
+    compare([v.__dict__ for v in variables], "{}", itemgetter("_trainable"))
+    return Source(" or ".join(texts) or "False", names)
 
 
 def _inert(layer: Any) -> bool:

@@ -9,7 +9,7 @@ import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, repeat, starmap
+from itertools import chain, islice, repeat, starmap
 from operator import itemgetter, setitem
 from typing import Any
 
@@ -104,12 +104,14 @@ def _direct_call(compiled: Any) -> Callable[..., Any]:
 # Python's part of a step. One call in C runs the program and stores the new state: Ctrl-C, which
 # Python handles between its own instructions, falls before or after the whole of it. What the
 # iterator then still holds are the outputs.
+# The values are unpacked, each to a name: a list that grows to hold hundreds is moved many times
+# in the process's heap, which XLA's threads use, too, and that takes longer than all the rest.
 _RUN = """
-state = list(map(value, old))
+{values} = map(value, slots)
+operands = ({operands})
 {guard}
-operands = (*state, *map(value, constant), {leaves})
 results = from_iterable(starmap(call, (operands,)))
-del state, operands  # nothing holds the old buffers when the program takes them
+del operands
 consume(map(setitem, new, repeat("_value"), results))
 outs = list(results)
 {wait}
@@ -119,8 +121,9 @@ _WAIT = "ready(outs or [slot['_value'] for slot in new])"
 # away: it is copied, and the owner keeps the old one. No count is less than that of a buffer which
 # is alone, so their sum tells; it is found faster than the largest.
 _GUARD = """
-if sum(map(refcount, state)) > alone:
-    state = apart(state, list(map(refcount, state)))
+if sum(map(refcount, islice(operands, {count}))) > alone:
+    counts = list(map(refcount, islice(operands, {count})))
+    operands = (*apart(operands[:{count}], counts), *operands[{count}:])
 """
 
 
@@ -137,14 +140,14 @@ class Lean:
         donates: bool,
         spread: Spread | None = None,
     ) -> None:
-        self._guard = _GUARD if donates else ""
+        self._guard = _GUARD.format(count=len(changed)) if donates else ""
+        self._values = [f"v{place}" for place in range(len(changed) + len(fixed))]
         self._spread = spread
         self._lie = [v._value.sharding for v in (*changed, *fixed)]
         # The variables' own dicts: a third cheaper than attributes, and there are many of them.
         self._names = {
             "call": call,
-            "old": _slots(changed),
-            "constant": _slots(fixed),
+            "slots": _slots([*changed, *fixed]),
             "new": _slots(writes),
             "alone": _ALONE * len(changed),
             **_TOOLS,
@@ -160,16 +163,19 @@ class Lean:
         self._run = define("run(leaves)", text, self._names)
 
     def _text(self, leaves: str) -> str:
-        wait = _WAIT if self._spread is not None and self._spread.waits else ""
-        return _RUN.format(guard=self._guard, leaves=leaves, wait=wait)
+        return _RUN.format(
+            values=f"[{', '.join(self._values)}]",
+            operands="".join(f"{each}, " for each in (*self._values, leaves) if each),
+            guard=self._guard,
+            wait=_WAIT if self._spread is not None and self._spread.waits else "",
+        )
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
         return self._run(leaves)  # type: ignore[no-any-return]
 
     def fits(self) -> bool:
         """Whether the variables lie as they did when the program was compiled."""
-        slots = (*self._names["old"], *self._names["constant"])
-        return all(map(lies, map(_value, slots), self._lie))
+        return all(map(lies, map(_value, self._names["slots"]), self._lie))
 
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""
@@ -211,13 +217,13 @@ def _slots(variables: list[Variable]) -> list[dict[str, Any]]:
     return [v.__dict__ for v in variables]
 
 
-def _apart(state: list[Tensor], counts: list[int]) -> list[Tensor]:
+def _apart(state: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
     """The buffers, with copies of those that have another owner."""
     pairs = zip(state, counts, strict=True)
     return [jnp.array(x, copy=True) if count > _ALONE else x for x, count in pairs]
 
 
-def _apart_in_parts(state: list[Tensor], counts: list[int]) -> list[Tensor]:
+def _apart_in_parts(state: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
     """The same for arrays over several devices, some of which may be another process's."""
     pairs = zip(state, counts, strict=True)
     return [copied(x) if count > _ALONE else x for x, count in pairs]
@@ -240,8 +246,9 @@ def settled_text(name: str, x: Any) -> str:
 def _count_when_alone() -> int:
     """The reference count of a buffer that only its variable holds, as `_GUARD` sees it."""
     slots = [{"_value": object()}]
-    state = list(map(_value, slots))
-    return max(map(sys.getrefcount, state))
+    [v0] = map(_value, slots)
+    operands = (v0,)
+    return max(map(sys.getrefcount, islice(operands, 1)))
 
 
 _ALONE = _count_when_alone()
@@ -249,6 +256,7 @@ _TOOLS = {
     "apart": _apart,
     "consume": _consume,
     "from_iterable": chain.from_iterable,
+    "islice": islice,
     "own": own,
     "ready": jax.block_until_ready,
     "refcount": sys.getrefcount,
