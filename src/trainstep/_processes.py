@@ -58,9 +58,10 @@ def initialize(
     `MASTER_ADDR` and `MASTER_PORT`; `TF_CONFIG`; or SLURM, Open MPI and Kubernetes as JAX detects
     them. If nothing is set, this is the only process, and nothing is started.
 
-    The first process listens on the address that was given, and on no other (TensorFlow's runtime,
-    besides, on a port of every process, on all interfaces). A process that is
-    not heard of for `heartbeat` seconds ends the job: every other one says so and exits.
+    The first process listens on the address that was given, and on no other. TensorFlow's runtime
+    binds a port of every process on all interfaces; the kernel lets it hear one address alone.
+    A process that is not heard of for `heartbeat` seconds ends the job: every other one says so
+    and exits.
 
     Args:
         address: Where the first process listens, as `host:port`.

@@ -72,6 +72,17 @@ def test_two_processes_give_the_numbers_of_one(tmp_path: Path, script: str, kind
     np.testing.assert_allclose(*states, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("administrator", [True, False])
+def test_a_process_hears_the_address_that_it_was_given_alone(
+    tmp_path: Path, administrator: bool
+) -> None:
+    """Some kernels keep socket filters to the administrator; then the device is all there is."""
+    args = ["address" if administrator else "device"]
+    found = run(tmp_path, "hearing.py", administrator=administrator, args=args)
+    assert found["codes"] == [0, 0], found["text"]
+    assert int((tmp_path / "heard.0").read_text()) > 0  # it listens at all
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_frozen_process_ends_the_other(tmp_path: Path, rank: int) -> None:
     found = run(tmp_path, kill={"rank": rank, "signal": int(signal.SIGSTOP), "after": 5})

@@ -1,0 +1,109 @@
+"""A server of this process that listens on all interfaces, made to hear one address alone.
+
+TensorFlow's runtime binds to every address of the machine and cannot be told otherwise. So the
+kernel is: a filter on the socket drops what is sent to another address, before there is a
+connection. Some kernels keep filters to the administrator; a server on the loopback device is
+bound to that device then. Who had connected before, by another address, is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_ATTACH_FILTER = 26  # Linux's; Python has no name for it
+# The kernel's small language for filters: load a byte or a word of the packet, shift, compare and
+# jump, return how much of the packet to keep.
+_BYTE, _WORD, _SHIFT, _COMPARE, _KEEP = 0x30, 0x20, 0x74, 0x15, 0x06
+_HEADER = -0x100000  # where the header of the network's protocol begins
+_ADDRESSED_TO = {4: 16, 6: 24}  # the place of the receiver's address in it
+
+
+def hear_only(host: str, port: int) -> None:
+    """Lets the server of this process at a port hear what is sent to one address of the machine.
+
+    Args:
+        host: The address, as numbers.
+        port: The server's port.
+
+    Raises:
+        OSError: The kernel has no such filters, or not for us, or there is no such server.
+    """
+    address = ipaddress.ip_address(host)
+    servers = 0
+    for own in _sockets(port):
+        if own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            _narrow(own, address)
+            servers += 1
+    if not servers:
+        raise OSError(f"no server of this process listens at port {port}")
+    for own in _sockets(port):
+        if not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and _address(own) != address:
+            with contextlib.suppress(OSError):  # it has gone by itself
+                own.shutdown(socket.SHUT_RDWR)
+
+
+def _narrow(own: socket.socket, address: Address) -> None:
+    program = _filter(address)
+    buffer = ctypes.create_string_buffer(program)
+    option = struct.pack("HP", len(program) // 8, ctypes.addressof(buffer))
+    try:
+        own.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, option)
+    except PermissionError:
+        # Not for other addresses: what a machine sends to itself comes by the loopback device.
+        if not address.is_loopback:
+            raise
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+
+
+def _filter(address: Address) -> bytes:
+    """Keeps the packets that are sent to an address, drops all others."""
+    first = _HEADER + _ADDRESSED_TO[address.version]
+    words = struct.unpack(f"!{len(address.packed) // 4}I", address.packed)
+    tests = [(_BYTE, _HEADER, address.version)]
+    tests += [(_WORD, first + 4 * index, word) for index, word in enumerate(words)]
+    lines: list[tuple[int, int, int, int]] = []
+    for load, place, expected in tests:
+        lines.append((load, 0, 0, place))
+        if load == _BYTE:  # the version is the upper half of the first byte
+            lines.append((_SHIFT, 0, 0, 4))
+        lines.append((_COMPARE, 0, 0, expected))
+    last = len(lines) + 1  # the line that drops
+    lines = [
+        (code, 0, last - index - 1 if code == _COMPARE else 0, value)
+        for index, (code, _, _, value) in enumerate(lines)
+    ]
+    lines += [(_KEEP, 0, 0, 0xFFFFFFFF), (_KEEP, 0, 0, 0)]
+    return b"".join(struct.pack("HBBI", *line[:3], line[3] & 0xFFFFFFFF) for line in lines)
+
+
+def _sockets(port: int) -> Iterator[socket.socket]:
+    """The sockets of this process that have a port on this side, as second handles."""
+    numbers = {f"socket:[{number}]" for number in _numbers(port)}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            if os.readlink(f"/proc/self/fd/{name}") in numbers:
+                with socket.socket(fileno=os.dup(int(name))) as own:
+                    yield own
+
+
+def _numbers(port: int) -> Iterator[str]:
+    """The numbers by which the kernel knows the sockets at a port."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/self/net/{table}") as lines:
+            for line in lines:
+                _, local, *rest = line.split()
+                if local.endswith(f":{port:04X}"):
+                    yield rest[7]
+
+
+def _address(own: socket.socket) -> Address:
+    found: Address = ipaddress.ip_address(own.getsockname()[0].partition("%")[0])
+    return getattr(found, "ipv4_mapped", None) or found

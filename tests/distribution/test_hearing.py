@@ -1,0 +1,53 @@
+"""A server kept to one address; between two processes it is tried in `test_processes`."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import keras
+import pytest
+
+from trainstep._hearing import hear_only
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the filters are Linux's")
+
+
+def test_who_came_by_another_address_is_cut_off() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.2", port), timeout=5) as client:
+            accepted, _ = server.accept()
+            with accepted:
+                hear_only("127.0.0.1", port)
+                assert client.recv(1) == b""
+
+
+def test_who_came_by_the_address_stays() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            accepted, _ = server.accept()
+            with accepted:
+                hear_only("127.0.0.1", port)
+                accepted.sendall(b"here")
+                assert client.recv(4) == b"here"
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            server.accept()[0].close()
+
+
+def test_without_a_server_it_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(OSError, match=f"no server of this process listens at port {port}"):
+        hear_only("127.0.0.1", port)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="its runtime binds to all")
+def test_a_port_that_stays_open_is_warned_of() -> None:
+    from trainstep._engines._tensorflow_processes import _hear_only
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.warns(UserWarning, match=rf"(?s)all interfaces.*port {port}.*kept to 127.0.0.1"):
+        _hear_only(f"127.0.0.1:{port}")
