@@ -208,11 +208,7 @@ class TorchEngine:
         finally:
             set_grad_enabled(enabled)
             torch.set_rng_state(drawn)
-        _clone_inputs(module.graph, updated)
-        _drop_detach(module.graph)
-        if options.layout is None:
-            pool_where_images_lie(module.graph)
-        module.recompile()
+        _tidy(module, updated, whole=options.layout is None)
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         hosts = recorder.hosts
         broken = sizes.assumptions()
@@ -402,6 +398,15 @@ def _input(variable: Variable, inputs: list[Any], copy: Callable[[Tensor], Tenso
     if variable.trainable and value.is_floating_point():
         value.requires_grad_()  # a step may use torch's own autograd, too
     return value
+
+
+def _tidy(module: Any, updated: Sequence[bool], *, whole: bool) -> None:
+    """Makes a record pure, and leaner if it is not to be cut."""
+    _clone_inputs(module.graph, updated)
+    _drop_detach(module.graph)
+    if whole:
+        pool_where_images_lie(module.graph)
+    module.recompile()
 
 
 def _clone_inputs(graph: Any, updated: Sequence[bool]) -> None:
