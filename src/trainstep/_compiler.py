@@ -111,6 +111,7 @@ class Compiler:
             programs=self.programs,
             ledger=self.ledger,
             one_trace=max_traces == 1,
+            ahead=max_traces is None and engine.one_apart and _is_shared(options),
             cells=self.cells,
         )
 
@@ -325,10 +326,15 @@ class Compiler:
 def _for_options(shapes: Shapes, options: Options) -> Shapes:
     if options.repeat:
         return replace(shapes, policy="exact")
-    if options.layout is not None and options.layout.processes > 1:
+    if _is_shared(options):
         # Which program runs must not depend on time.
         return replace(shapes, background=False)
     return shapes
+
+
+def _is_shared(options: Options) -> bool:
+    """Whether many processes run a step together."""
+    return options.layout is not None and options.layout.processes > 1
 
 
 def _uncompiled_advice(culprit: str) -> str:

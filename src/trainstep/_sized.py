@@ -65,6 +65,7 @@ class Sized:
         programs: Programs,
         ledger: Ledger,
         one_trace: bool,
+        ahead: bool,
         cells: Any,
     ) -> None:
         self._name, self._shapes, self._varying, self._engine = name, shapes, varying, engine
@@ -75,6 +76,7 @@ class Sized:
         self._expected: set[Any] = set()
         self._untold: list[tuple[Any, Pattern]] = []
         self._one_trace = one_trace  # there may be no second one for sizes that are known to vary
+        self._ahead = ahead  # the first call is recorded for all sizes, if it can be
         self._on = engine.sizes != "exact" and shapes.policy != "exact"
 
     # Families that there are -----------------------------------------------------------------
@@ -207,7 +209,7 @@ class Sized:
             return None
         declared = self._declared(call)
         bases = [b for b in self._bases.get(skeleton, ()) if tuple(b) != shapes]
-        at_once = self._shapes.policy != "auto" or skeleton in self._expected
+        at_once = self._ahead or self._shapes.policy != "auto" or skeleton in self._expected
         if at_once or (self._one_trace and any(declared)):
             bases = [shapes, *bases]  # by this call alone if there is no other
         for base in reversed(bases):
@@ -271,8 +273,12 @@ class Sized:
         self._untold.clear()
 
     def tell_refusals(self, site: str) -> None:
-        """Says, once, what could not be recorded, now that it runs at its exact shapes."""
-        for skeleton, pattern in self._untold:
+        """Says, once, what could not be recorded, now that it runs at its exact shapes.
+
+        What was tried ahead matters to nobody until there is a second size.
+        """
+        told = [each for each in self._untold if not self._ahead or self._vary(each[0])]
+        for skeleton, pattern in told:
             what = f"cannot be recorded for sizes that vary: {self._refused[skeleton][pattern]}"
             event = TraceEvent(
                 index=0,
@@ -286,7 +292,12 @@ class Sized:
             )
             self._ledger.record(event)
             self._warn(what, _CURE)
-        self._untold.clear()
+        self._untold = [each for each in self._untold if each not in told]
+
+    def _vary(self, skeleton: Any) -> bool:
+        """Whether calls of a kind have come with several sizes, or will."""
+        sizes = set(map(tuple, self._bases.get(skeleton, ())))
+        return self._shapes.policy != "auto" or skeleton in self._expected or len(sizes) > 1
 
     def advice(self, pattern: Pattern | None, against: str) -> str:
         """What to do about a trace, if sizes have to do with it; "" if not."""

@@ -72,6 +72,13 @@ def test_two_processes_give_the_numbers_of_one(tmp_path: Path, script: str, kind
     np.testing.assert_allclose(*states, rtol=0, atol=1e-10)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="the others wait for a second size")
+def test_a_refusal_is_told_at_the_second_size(tmp_path: Path) -> None:
+    found = run(tmp_path, "refused.py")
+    assert found["codes"] == [0, 0], found["text"]
+    assert (tmp_path / "told.0").read_text() == str([0, 0, 1, 0, 0])
+
+
 @pytest.mark.parametrize("administrator", [True, False])
 def test_a_process_hears_the_address_that_it_was_given_alone(
     tmp_path: Path, administrator: bool

@@ -137,6 +137,7 @@ class Engine(Protocol):
     # What sizes that vary cost: "bucket", a program for each of a few sizes, the arrays padded and
     # masked; "dynamic", one program for all; "exact", a program each.
     sizes: str
+    one_apart: bool  # what is recorded for sizes that vary does not serve an axis of one element
     hears_signals: bool  # SIGTERM, in one of many processes
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:

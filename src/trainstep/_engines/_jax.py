@@ -64,6 +64,7 @@ class JaxEngine:
     hears_signals = True
     branches_by_value = False
     loops_have_gradients = False
+    one_apart = False
     sizes = "bucket"
     # By its name: to make one would start JAX, and many processes have to meet before that.
     array_types: tuple[type, ...] = (ArrayImpl,)

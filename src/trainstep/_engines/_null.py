@@ -57,6 +57,7 @@ class NullEngine:
     hears_signals = False
     branches_by_value = False
     loops_have_gradients = True
+    one_apart = False
 
     def __init__(self, sizes: str = "exact") -> None:
         self.sizes = sizes

@@ -52,6 +52,7 @@ class TensorFlowEngine:
     hears_signals = False
     branches_by_value = False
     loops_have_gradients = True
+    one_apart = False
     sizes = "dynamic"
 
     array_types: tuple[type, ...] = (EagerTensor,)

@@ -75,6 +75,7 @@ class TorchEngine:
     hears_signals = False
     branches_by_value = True
     loops_have_gradients = True
+    one_apart = True
     sizes = "dynamic"
     array_types: tuple[type, ...] = (torch.Tensor,)
 
