@@ -272,5 +272,11 @@ class Programs:
         return len(self.all())
 
 
+_SHAPE, _NONE = (
+    itertools.repeat("shape"),
+    itertools.repeat(None),
+)  # without end, so they serve every call
+
+
 def _shapes(args: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple([getattr(value, "shape", None) for value in args])
+    return tuple(map(getattr, args, _SHAPE, _NONE))

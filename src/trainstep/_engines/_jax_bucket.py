@@ -94,8 +94,7 @@ class Bucketed:
 
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""
-        names: dict[str, Any] = {"bucketed": self, "array": np.array, "int32": np.int32}
-        names["here"] = here
+        names: dict[str, Any] = {"bucketed": self, "known_sizes": _KnownSizes(), "here": here}
         if not isinstance(self._run, Lean):
             return Source(f"outs = bucketed(({''.join(f'{name}, ' for name in arrays)}))", names)
         leaves = []
@@ -105,7 +104,8 @@ class Bucketed:
             names[f"pad_{name}"] = pad
         named = list(arrays)
         sizes = "".join(f"{named[leaf]}.shape[{axis}], " for leaf, axis in self._places)
-        run = self._run.running([*leaves, "array(sizes, int32)"])
+        given = "known_sizes[sizes]"
+        run = self._run.running([*leaves, f"here({given})" if self._run.is_spread else given])
         cut = "outs = bucketed.cut(outs, sizes)\n" if self._cut else ""
         return Source(f"sizes = ({sizes})\n{run.text}{cut}", {**run.names, **names})
 
@@ -121,6 +121,16 @@ class Bucketed:
         for place, part in zip(self._cut, slices, strict=True):
             outs[place] = _part(outs[place], part)
         return outs
+
+
+class _KnownSizes(dict[tuple[int, ...], Tensor]):
+    """Sizes as arrays on the device, where they are when a size comes again."""
+
+    def __missing__(self, sizes: tuple[int, ...]) -> Tensor:
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        made = self[sizes] = jnp.asarray(np.array(sizes, np.int32))
+        return made
 
 
 def here(x: Any) -> Any:

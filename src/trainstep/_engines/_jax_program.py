@@ -177,9 +177,14 @@ class Lean:
         """Whether the variables lie as they did when the program was compiled."""
         return all(map(lies, map(_value, self._names["slots"]), self._lie))
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether the program runs on several devices."""
+        return self._spread is not None
+
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""
-        if self._spread is not None:
+        if self.is_spread:
             return self.running(list(arrays))
         return self.running([settled_text(name, x) for name, x in arrays.items()])
 

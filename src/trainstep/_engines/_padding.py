@@ -64,7 +64,10 @@ class Padding:
         size = len(x)
         full[:size] = x
         if size < len(full):
-            _fill(full[size:], full[0])
+            if _fill is _by_first:  # without a call
+                full[size:] = x[0]
+            else:
+                _fill(full[size:], full[0])
         return full
 
     def _inner(self, x: Any, full: Any) -> Any:
