@@ -77,7 +77,9 @@ class Arrays:
         chunk = step * max(1, _CHUNK // (row * step or 1))
         for start in range(0, self.count, chunk):
             rows = slice(start, start + chunk)
-            cut = [leaf[rows] if order is None else leaf[order[rows]] for leaf in self.leaves]
+            cut = [
+                leaf[rows] if order is None else _taken(leaf, order[rows]) for leaf in self.leaves
+            ]
             whole = len(cut[0]) // step * step
             if whole:
                 yield group, self._stacked([leaf[:whole] for leaf in cut], group)
@@ -109,6 +111,11 @@ class Arrays:
         if self._is_plain:  # a row of leaves is a batch already
             return zip(*cut, *[itertools.repeat(None)] * (3 - len(cut)), strict=False)
         return map(self.build.of, zip(*cut, strict=True))
+
+
+def _taken(leaf: Any, rows: Any) -> Any:
+    """Rows of an array; of short ones, `take` makes a copy in half the time of an index."""
+    return leaf.take(rows, 0) if type(leaf) is np.ndarray else leaf[rows]
 
 
 class Stream:
