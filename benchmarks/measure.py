@@ -2,8 +2,8 @@
 
 import importlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import keras
@@ -58,6 +58,29 @@ def rows(quick: bool, say: Callable[[str], None]) -> Iterator[Row]:
         end = {name: statistics.median(of.end) for name, of in times.items()}
         for ours in CONTENDERS:
             yield Row(case.name, ours, column(ours, each), column(ours, end), others)
+
+
+def medians(runs: Sequence[Sequence[Row]]) -> list[Row]:
+    """One row for each of the rows that several processes have measured."""
+    return [
+        replace(
+            same[0],
+            each=median([row.each for row in same]),
+            end=median([row.end for row in same]),
+            others=max(row.others for row in same),
+        )
+        for same in zip(*runs, strict=True)
+    ]
+
+
+def median(columns: Sequence[Column]) -> Column:
+    """The medians of ratios; the variants are those that were the fastest most often."""
+    return Column(
+        to_native=statistics.median(column.to_native for column in columns),
+        keras_to=statistics.median(column.keras_to for column in columns),
+        native=statistics.mode(column.native for column in columns),
+        mode=statistics.mode(column.mode for column in columns),
+    )
 
 
 def contenders_of(case: Case, inductor: bool) -> dict[str, Step]:
