@@ -185,7 +185,7 @@ class Compiler:
         try:
             program = self._exact(call)
         except BaseException:
-            self._sized.take_back()  # it was not the sizes
+            self._sized.take_back(call)  # it was not the sizes
             raise
         self._sized.tell_refusals(call.site)
         return program
@@ -198,7 +198,8 @@ class Compiler:
         try:
             record = self._recording(call, pattern, first)
         except Refused as refusal:
-            self.ledger.record(replace(event, trace_seconds=_since(started)))
+            advice = "refused for sizes that vary: what follows is for these shapes alone"
+            self.ledger.record(replace(event, trace_seconds=_since(started), advice=advice))
             self._sized.refuse(call, pattern, refusal)
             return False
         event = replace(event, trace_seconds=_since(started), **_touched(record))

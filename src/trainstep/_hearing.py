@@ -14,6 +14,7 @@ import ipaddress
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -23,6 +24,7 @@ _ATTACH_FILTER = 26  # Linux's; Python has no name for it
 # jump, return how much of the packet to keep.
 _BYTE, _WORD, _SHIFT, _COMPARE, _KEEP = 0x30, 0x20, 0x74, 0x15, 0x06
 _HEADER = -0x100000  # where the header of the network's protocol begins
+_ACCEPTED = 0.1  # seconds in which a server lets in whoever has come
 _ADDRESSED_TO = {4: 16, 6: 24}  # the place of the receiver's address in it
 
 
@@ -36,7 +38,7 @@ def hear_only(host: str, port: int) -> None:
     Raises:
         OSError: The kernel has no such filters, or not for us, or there is no such server.
     """
-    address = ipaddress.ip_address(host)
+    address = _plain(host)
     servers = 0
     for own in _sockets(port):
         if own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -44,6 +46,7 @@ def hear_only(host: str, port: int) -> None:
             servers += 1
     if not servers:
         raise OSError(f"no server of this process listens at port {port}")
+    time.sleep(_ACCEPTED)  # who is still waiting to be let in has no socket here
     for own in _sockets(port):
         if not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and _address(own) != address:
             with contextlib.suppress(OSError):  # it has gone by itself
@@ -90,8 +93,19 @@ def _sockets(port: int) -> Iterator[socket.socket]:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # it has gone meanwhile
             if os.readlink(f"/proc/self/fd/{name}") in numbers:
-                with socket.socket(fileno=os.dup(int(name))) as own:
-                    yield own
+                with contextlib.closing(_second(int(name))) as own:
+                    if own.getsockname()[1] == port:  # the number may be another one's by now
+                        yield own
+
+
+def _second(descriptor: int) -> socket.socket:
+    """A second handle of a socket."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
 def _numbers(port: int) -> Iterator[str]:
@@ -105,5 +119,10 @@ def _numbers(port: int) -> Iterator[str]:
 
 
 def _address(own: socket.socket) -> Address:
-    found: Address = ipaddress.ip_address(own.getsockname()[0].partition("%")[0])
+    return _plain(own.getsockname()[0])
+
+
+def _plain(host: str) -> Address:
+    """An address without a scope; one of IPv4 as such, also if it is written as one of IPv6."""
+    found: Address = ipaddress.ip_address(host.partition("%")[0])
     return getattr(found, "ipv4_mapped", None) or found

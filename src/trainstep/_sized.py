@@ -266,18 +266,18 @@ class Sized:
         self._refused.setdefault(call.key[0], {})[pattern] = cause
         self._untold.append((call.key[0], pattern))
 
-    def take_back(self) -> None:
+    def take_back(self, call: Call) -> None:
         """Forgets refusals: the same goes wrong at the exact shapes, so sizes are not the cause."""
-        for skeleton, pattern in self._untold:
+        for skeleton, pattern in [each for each in self._untold if each[0] == call.key[0]]:
             del self._refused[skeleton][pattern]
-        self._untold.clear()
+            self._untold.remove((skeleton, pattern))
 
     def tell_refusals(self, site: str) -> None:
         """Says, once, what could not be recorded, now that it runs at its exact shapes.
 
         What was tried ahead matters to nobody until there is a second size.
         """
-        told = [each for each in self._untold if not self._ahead or self._vary(each[0])]
+        told = [each for each in self._untold if self._matters(each[0])]
         for skeleton, pattern in told:
             what = f"cannot be recorded for sizes that vary: {self._refused[skeleton][pattern]}"
             event = TraceEvent(
@@ -294,10 +294,11 @@ class Sized:
             self._warn(what, _CURE)
         self._untold = [each for each in self._untold if each not in told]
 
-    def _vary(self, skeleton: Any) -> bool:
-        """Whether calls of a kind have come with several sizes, or will."""
-        sizes = set(map(tuple, self._bases.get(skeleton, ())))
-        return self._shapes.policy != "auto" or skeleton in self._expected or len(sizes) > 1
+    def _matters(self, skeleton: Any, *shapes: Any) -> bool:
+        """Whether sizes of calls of a kind, these too, vary or were said to."""
+        if not self._ahead or self._shapes.policy != "auto" or skeleton in self._expected:
+            return True
+        return len({*map(tuple, self._bases.get(skeleton, ())), *shapes}) > 1
 
     def advice(self, pattern: Pattern | None, against: str) -> str:
         """What to do about a trace, if sizes have to do with it; "" if not."""
@@ -314,6 +315,8 @@ class Sized:
         family, sizes = self._match(call.key)
         broken = "" if family is None else family.traced.broken(sizes)
         if family is None or not broken:
+            if not self._matters(*call.key):
+                return ""
             cause = next(reversed(self._refused.get(call.key[0], {}).values()), "")
             return cause and f"a program for every size, because of: {cause}"
         if broken.endswith(")") and broken not in family.told:  # with a line of the user's

@@ -209,7 +209,7 @@ class TorchEngine:
         finally:
             set_grad_enabled(enabled)
             torch.set_rng_state(drawn)
-        _tidy(module, updated, whole=options.layout is None)
+        _tidy(module, updated, as_is=options.layout is None and axes is None)
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         hosts = recorder.hosts
         broken = sizes.assumptions()
@@ -401,11 +401,11 @@ def _input(variable: Variable, inputs: list[Any], copy: Callable[[Tensor], Tenso
     return value
 
 
-def _tidy(module: Any, updated: Sequence[bool], *, whole: bool) -> None:
-    """Makes a record pure, and leaner if it is not to be cut."""
+def _tidy(module: Any, updated: Sequence[bool], *, as_is: bool) -> None:
+    """Makes a record pure, and leaner if it is for these sizes and will not be cut."""
     _clone_inputs(module.graph, updated)
     _drop_detach(module.graph)
-    if whole:
+    if as_is:
         pool_where_images_lie(module.graph)
     module.recompile()
 

@@ -10,11 +10,14 @@ such form, gives the same numbers, and where it is not sure it leaves the graph 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 _aten = torch.ops.aten
 _pool = _aten.max_pool2d_with_indices
@@ -27,6 +30,7 @@ def rewritten(module: GraphModule) -> GraphModule:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     _pool_by_torch(graph)
+    _pad_in_order(graph)
     _compute_small_ones_once(graph)
     return GraphModule(module, graph)
 
@@ -38,16 +42,15 @@ def rewritten(module: GraphModule) -> GraphModule:
 
 
 def pool_where_images_lie(graph: Graph) -> None:
-    """Takes out the copies before max pooling whose result is turned back at once."""
+    """Takes out the copies before max pooling, where nobody sees how memory lies after it."""
     for node in list(graph.nodes):
         if node.target is not _pool.default:
             continue
         copy = node.args[0]
         if copy is node.prev and copy.target is _aten.clone.default and _is_turned(copy.args[0]):
-            gradients = [user for user in copy.users if user is not node]
-            maxima = [user for user in node.users if user.args[1] == 0]
-            alone = all(user.target is _gradient.default for user in gradients)
-            if alone and all(map(_is_turned_back, (*maxima, *gradients))):
+            others = [user for user in copy.users if user is not node]
+            pooled = all(user.target is _gradient.default for user in others)
+            if pooled and _is_unseen(copy, copy.args[0]):
                 copy.replace_all_uses_with(copy.args[0])
     graph.eliminate_dead_code()
 
@@ -57,11 +60,80 @@ def _is_turned(node: Node) -> bool:
     return node.target is _aten.permute.default and node.args[1] == [0, 3, 1, 2]
 
 
-def _is_turned_back(node: Node) -> bool:
-    """Whether nobody sees how a result lies in memory."""
-    return all(
-        user.target is _aten.permute.default and user.args[1] == [0, 2, 3, 1] for user in node.users
-    )
+def _is_unseen(node: Node, other: Node) -> bool:
+    """Whether another node, of the same numbers, can take the place of one.
+
+    Values that follow lie otherwise in memory then. That must end before the outputs, in
+    operations that only compute: torch has recorded some others for the memory that it saw.
+    """
+    mode = FakeTensorMode()
+    with mode:
+        moved: dict[Node, Any] = {node: _stand_in(_example(other))}
+        for user in _behind(node):
+            if not any(given in moved for given in user.all_input_nodes):
+                continue
+            if not _only_computes(user):
+                return False
+            try:
+                value = _run(user, moved)
+            except (RuntimeError, ValueError):  # a view that is none any more
+                return False
+            if _strides(value) != _strides(_example(user)):
+                moved[user] = value
+    return True
+
+
+def _behind(node: Node) -> Iterator[Node]:
+    while node.next.op != "root":
+        node = node.next
+        yield node
+
+
+def _only_computes(node: Node) -> bool:
+    """Whether an operation gives the same numbers, however its operands lie in memory."""
+    target = node.target
+    if target is operator.getitem:
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or target in _BY_MEMORY:
+        return False
+    return target.is_view or torch.Tag.pointwise in target.tags or target in _COMPUTING
+
+
+_BY_MEMORY = {_aten.as_strided.default, _aten.bernoulli_.float, _aten.bernoulli.p}
+_COMPUTING = {
+    _aten.clone.default,
+    _aten.convolution.default,
+    _aten.convolution_backward.default,
+    _pool.default,
+    _gradient.default,
+    _aten.amax.default,
+    _aten.cat.default,
+    _aten.mean.default,
+    _aten.mean.dim,
+    _aten.sum.default,
+    _aten.sum.dim_IntList,
+    _aten._to_copy.default,
+}
+
+
+def _run(node: Node, moved: dict[Node, Any]) -> Any:
+    def given(of: Node) -> Any:
+        return moved[of] if of in moved else _stand_in(_example(of))
+
+    return node.target(*map_arg(node.args, given), **map_arg(node.kwargs, given))
+
+
+def _stand_in(value: Any) -> Any:
+    """A tensor without numbers that lies in memory like another."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _strides(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return list(map(_strides, value))
+    return value.stride() if isinstance(value, torch.Tensor) else None
 
 
 def _pool_by_torch(graph: Graph) -> None:
@@ -76,6 +148,26 @@ def _pool_by_torch(graph: Graph) -> None:
                     if user.target is _gradient.default:
                         user.target = torch.ops.trainstep.max_pool_gradient.default
 
+
+def _pad_in_order(graph: Graph) -> None:
+    """Before a pooling that pads, Keras repeats the border; the gradient of that gets plain memory.
+
+    Inductor hands it whatever memory there is, and expects a result that lies as for plain one.
+    """
+    for node in list(graph.nodes):
+        if node.target in _PADDING_GRADIENTS:
+            plain = [
+                _in_memory(graph, given, torch.empty(_example(given).shape, device="meta").stride())
+                for given in node.args[:2]
+            ]
+            node.args = (*plain, *node.args[2:])
+
+
+_PADDING_GRADIENTS = {
+    _aten.replication_pad1d_backward.default,
+    _aten.replication_pad2d_backward.default,
+    _aten.replication_pad3d_backward.default,
+}
 
 _library = torch.library.Library("trainstep", "FRAGMENT")
 _SETTINGS = "int[2] size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil=False"
@@ -96,18 +188,22 @@ for _kind in ("CPU", "Meta"):
 
 
 def _compute_small_ones_once(graph: Graph) -> None:
-    from torch._inductor import inductor_prims  # slow to import; here, inductor has been
-
     for node in list(graph.nodes):
-        if not _computes(node) or not _is_read_by_much_larger(node):
-            continue
-        value = _example(node)
-        with graph.inserting_after(node):
-            kept = graph.call_function(
-                inductor_prims.force_stride_order, (node, list(value.stride()))
+        if _computes(node) and _is_read_by_much_larger(node):
+            kept = _in_memory(graph, node, _example(node).stride())
+            node.replace_all_uses_with(
+                kept, delete_user_cb=lambda user, kept=kept: user is not kept
             )
-        kept.meta["val"] = value
-        node.replace_all_uses_with(kept, delete_user_cb=lambda user, kept=kept: user is not kept)
+
+
+def _in_memory(graph: Graph, node: Node, strides: Sequence[int]) -> Node:
+    """A value, computed and put into memory with these strides before anything reads it."""
+    from torch._inductor import inductor_prims  # slow to import; here, inductor will be used
+
+    with graph.inserting_after(node):
+        kept = graph.call_function(inductor_prims.force_stride_order, (node, list(strides)))
+    kept.meta["val"] = _example(node)
+    return kept
 
 
 def _computes(node: Node) -> bool:
