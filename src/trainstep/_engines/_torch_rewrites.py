@@ -94,12 +94,13 @@ def _only_computes(node: Node) -> bool:
     target = node.target
     if target is operator.getitem:
         return True
-    if not isinstance(target, torch._ops.OpOverload) or target in _BY_MEMORY:
+    if not isinstance(target, torch._ops.OpOverload) or target is _aten.as_strided.default:
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags:  # draws fill memory in its order
         return False
     return target.is_view or torch.Tag.pointwise in target.tags or target in _COMPUTING
 
 
-_BY_MEMORY = {_aten.as_strided.default, _aten.bernoulli_.float, _aten.bernoulli.p}
 _COMPUTING = {
     _aten.clone.default,
     _aten.convolution.default,
