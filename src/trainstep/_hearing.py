@@ -24,8 +24,8 @@ _ATTACH_FILTER = 26  # Linux's; Python has no name for it
 # jump, return how much of the packet to keep.
 _BYTE, _WORD, _SHIFT, _COMPARE, _KEEP = 0x30, 0x20, 0x74, 0x15, 0x06
 _HEADER = -0x100000  # where the header of the network's protocol begins
-_ACCEPTED = 0.1  # seconds in which a server lets in whoever has come
 _ADDRESSED_TO = {4: 16, 6: 24}  # the place of the receiver's address in it
+_ACCEPTED = 0.1  # seconds in which a server lets in whoever has come
 
 
 def hear_only(host: str, port: int) -> None:
@@ -70,21 +70,16 @@ def _filter(address: Address) -> bytes:
     """Keeps the packets that are sent to an address, drops all others."""
     first = _HEADER + _ADDRESSED_TO[address.version]
     words = struct.unpack(f"!{len(address.packed) // 4}I", address.packed)
-    tests = [(_BYTE, _HEADER, address.version)]
-    tests += [(_WORD, first + 4 * index, word) for index, word in enumerate(words)]
-    lines: list[tuple[int, int, int, int]] = []
-    for load, place, expected in tests:
-        lines.append((load, 0, 0, place))
-        if load == _BYTE:  # the version is the upper half of the first byte
-            lines.append((_SHIFT, 0, 0, 4))
-        lines.append((_COMPARE, 0, 0, expected))
-    last = len(lines) + 1  # the line that drops
-    lines = [
-        (code, 0, last - index - 1 if code == _COMPARE else 0, value)
-        for index, (code, _, _, value) in enumerate(lines)
-    ]
-    lines += [(_KEEP, 0, 0, 0xFFFFFFFF), (_KEEP, 0, 0, 0)]
-    return b"".join(struct.pack("HBBI", *line[:3], line[3] & 0xFFFFFFFF) for line in lines)
+    lines = [(_BYTE, _HEADER), (_SHIFT, 4), (_COMPARE, address.version)]  # its upper half
+    for index, word in enumerate(words):
+        lines += [(_WORD, first + 4 * index), (_COMPARE, word)]
+    drop = len(lines) + 1
+    lines += [(_KEEP, 0xFFFFFFFF), (_KEEP, 0)]
+    return b"".join(
+        # Where to go on, counted from the next line: if a comparison holds, and if not.
+        struct.pack("HBBI", code, 0, drop - place - 1 if code == _COMPARE else 0, value % 2**32)
+        for place, (code, value) in enumerate(lines)
+    )
 
 
 def _sockets(port: int) -> Iterator[socket.socket]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
+from collections.abc import Iterator
 
 import keras
 import pytest
@@ -13,26 +15,28 @@ from trainstep._hearing import hear_only
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the filters are Linux's")
 
 
+@contextlib.contextmanager
+def connected(host: str) -> Iterator[tuple[socket.socket, socket.socket, socket.socket]]:
+    """A server at an address, a client, and the server's side of their connection."""
+    with socket.create_server((host, 0)) as server:
+        with socket.create_connection(server.getsockname(), timeout=5) as client:
+            accepted, _ = server.accept()
+            with accepted:
+                yield server, client, accepted
+
+
 def test_who_came_by_another_address_is_cut_off() -> None:
-    with socket.create_server(("127.0.0.2", 0)) as server:
-        port = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.2", port), timeout=5) as client:
-            accepted, _ = server.accept()
-            with accepted:
-                hear_only("127.0.0.1", port)
-                assert client.recv(1) == b""
+    with connected("127.0.0.2") as (server, client, _):
+        hear_only("127.0.0.1", server.getsockname()[1])
+        assert client.recv(1) == b""
 
 
-def test_who_came_by_the_address_stays() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
-            accepted, _ = server.accept()
-            with accepted:
-                hear_only("127.0.0.1", port)
-                accepted.sendall(b"here")
-                assert client.recv(4) == b"here"
-        with socket.create_connection(("127.0.0.1", port), timeout=5):
+def test_who_comes_by_the_address_stays() -> None:
+    with connected("127.0.0.1") as (server, client, accepted):
+        hear_only("127.0.0.1", server.getsockname()[1])
+        accepted.sendall(b"here")
+        assert client.recv(4) == b"here"
+        with socket.create_connection(server.getsockname(), timeout=5):
             server.accept()[0].close()
 
 

@@ -66,8 +66,7 @@ def _is_unseen(node: Node, other: Node) -> bool:
     Values that follow lie otherwise in memory then. That must end before the outputs, in
     operations that only compute: torch has recorded some others for the memory that it saw.
     """
-    mode = FakeTensorMode()
-    with mode:
+    with FakeTensorMode():
         moved: dict[Node, Any] = {node: _stand_in(_example(other))}
         for user in _behind(node):
             if not any(given in moved for given in user.all_input_nodes):
@@ -76,7 +75,7 @@ def _is_unseen(node: Node, other: Node) -> bool:
                 return False
             try:
                 value = _run(user, moved)
-            except (RuntimeError, ValueError):  # a view that is none any more
+            except Exception:  # a view that is none any more, or what cannot run on stand-ins
                 return False
             if _strides(value) != _strides(_example(user)):
                 moved[user] = value
