@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from trainstep._beside import Beside
 
 
 class Domain:
@@ -33,7 +34,7 @@ class Domain:
         return domain
 
 
-_domains: dict[int, tuple[weakref.ref[Any], Domain]] = {}
+_domains: Beside[Domain] = Beside()
 _merging = threading.RLock()
 
 
@@ -41,7 +42,7 @@ def domain_of(variables: Iterable[Any]) -> Domain:
     """The domain of all these variables together, merging what was apart."""
     variables = list(variables)
     with _merging:
-        known = {d.root() for v in variables if (d := _lookup(v)) is not None}
+        known = {d.root() for v in variables if (d := _domains.get(v)) is not None}
         roots = sorted(known, key=id)
         target = roots[0] if roots else Domain()
         with contextlib.ExitStack() as held:
@@ -50,7 +51,7 @@ def domain_of(variables: Iterable[Any]) -> Domain:
             for root in roots[1:]:
                 root.parent = target
         for variable in variables:
-            _remember(variable, target)
+            _domains.set(variable, target)
     return target
 
 
@@ -61,7 +62,7 @@ def moving(variables: Iterable[Any]) -> Iterator[None]:
     They get another domain, so that programs look again whether they fit.
     """
     with _merging, contextlib.ExitStack() as held:
-        roots = {d.root() for v in variables if (d := _lookup(v)) is not None}
+        roots = {d.root() for v in variables if (d := _domains.get(v)) is not None}
         for root in sorted(roots, key=id):
             held.enter_context(root.lock)
         yield
@@ -78,19 +79,3 @@ def locked(variable: Any) -> Iterator[None]:
             if domain.parent is None:
                 yield
                 return
-
-
-def _lookup(variable: Any) -> Domain | None:
-    entry = _domains.get(id(variable))
-    return entry[1] if entry is not None and entry[0]() is variable else None
-
-
-def _remember(variable: Any, domain: Domain) -> None:
-    key = id(variable)
-
-    def forget(ref: weakref.ref[Any]) -> None:
-        entry = _domains.get(key)
-        if entry is not None and entry[0] is ref:
-            del _domains[key]
-
-    _domains[key] = (weakref.ref(variable, forget), domain)

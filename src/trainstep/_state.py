@@ -144,7 +144,7 @@ class Recording(Scope):
         self.updated_in_place: Callable[[Any], bool] = lambda value: False
 
     def get_current_value(self, variable: Any) -> Any:
-        _note_layer()
+        _note_reader(variable)
         value = self.state_mapping.get(id(variable))
         if value is None:
             self.reads[id(variable)] = variable
@@ -161,6 +161,7 @@ class Recorder(Recording):
     def __init__(self, place: Callable[[], Any]) -> None:
         super().__init__(place)
         self.layers: dict[int, Any] = {}
+        self.optimizing: dict[int, Any] = {}  # what an optimizer reads while it applies gradients
         self.uncompiled = False  # the engine gave up recording: tensors have values now
         self.engine: Any = None
         self.objects: list[Any] = []  # among the arguments: a program does not hold them
@@ -191,12 +192,20 @@ class Recorder(Recording):
                     getattr(layer, name, lambda: None)()
 
 
-def _note_layer() -> None:
-    """Remembers the model that is being called: its trainable flags are part of the program."""
+def _note_reader(variable: Any) -> None:
+    """Remembers the model that is being called, whose trainable flags are part of the program.
+
+    And, if an optimizer is applying gradients, that it reads the variable.
+    """
     recorder = active()
+    if recorder is None:
+        return
     context = global_state.get_global_attribute("current_call_ctx")
-    if recorder is not None and context is not None:
+    if context is not None:
         recorder.layers.setdefault(id(context.entry_layer), context.entry_layer)
+    names = global_state.get_global_attribute("name_scope_stack")
+    if names and isinstance(names[-1].caller, keras.optimizers.Optimizer):
+        recorder.optimizing[id(variable)] = variable
 
 
 def _as_is(variable: Any, value: Any) -> Any:
@@ -230,7 +239,7 @@ class Branch(Scope):
         return self
 
     def get_current_value(self, variable: Any) -> Any:
-        _note_layer()
+        _note_reader(variable)
         key = id(variable)
         if key not in self.state_mapping:
             self.held[key] = variable

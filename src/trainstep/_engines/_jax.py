@@ -159,9 +159,12 @@ class JaxEngine:
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         if options.repeat:
             closed, reads = _repeated(closed, reads, writes, options.repeat)
-        return Traced(
-            reads, writes, lambda compiler, bucket=None: build(closed, reads, writes, options)
-        )
+        slots = set(recorder.optimizing)
+
+        def build_it(compiler: str, bucket: Sizes | None = None) -> Executable:
+            return build(closed, reads, writes, options, slots)
+
+        return Traced(reads, writes, build_it)
 
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor], *, each: bool = False
@@ -296,10 +299,13 @@ def _trace_sizes(
             raise Refused("Python needs a size that varies as a number") from error
         raise
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
+    slots = set(recorder.optimizing)
     check_state(closed, writes)
 
     def build_for(compiler: str, bucket: Sizes | None = None) -> Executable:
-        return build_bucket(closed, reads, writes, options, axes=axes, sizes=bucket or sizes)
+        return build_bucket(
+            closed, reads, writes, options, axes=axes, sizes=bucket or sizes, slots=slots
+        )
 
     return Traced(reads, writes, build_for, broken=assumptions.broken)
 

@@ -5,7 +5,7 @@ arrays --padded to the bucket--> program(state, arrays, true sizes) --cut--> out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 
 from trainstep._engines._base import Axes, Executable, Options, Refused, Sizes, Tensor, Variable
 from trainstep._engines._jax_processes import whole
-from trainstep._engines._jax_program import Lean, build, settled_text
+from trainstep._engines._jax_program import Careful, Lean, build, settled_text
 from trainstep._engines._jax_sizes import true_shape
 from trainstep._engines._masking import evaluate
 from trainstep._engines._masking._bucket import Bucket, varying
@@ -37,8 +37,9 @@ def build_bucket(
     *,
     axes: Axes,
     sizes: Sizes,
+    slots: Collection[int],
 ) -> Executable:
-    """Compiles a step for arrays of at most these sizes."""
+    """Compiles a step for arrays of at most these sizes; see `build`."""
     names = sorted(sizes)
 
     def masked(*operands: Tensor) -> list[Tensor]:
@@ -51,7 +52,7 @@ def build_bucket(
         jax.ShapeDtypeStruct(bucket.shape(aval.shape), aval.dtype) for aval in closed.in_avals
     ]
     recorded = jax.make_jaxpr(masked)(*shapes, jax.ShapeDtypeStruct((len(names),), jnp.int32))
-    run = build(recorded, reads, writes, options)
+    run = build(recorded, reads, writes, options, slots)
     paddings = [
         Padding(array.shape, array.dtype, varying(aval.shape)) if varying(aval.shape) else None
         for array, aval in zip(shapes[len(reads) :], closed.in_avals[len(reads) :], strict=True)
@@ -65,7 +66,7 @@ class Bucketed:
 
     def __init__(
         self,
-        run: Executable,
+        run: Lean | Careful,
         names: Sequence[str],
         paddings: Sequence[Padding | None],
         axes: Axes,
@@ -89,8 +90,8 @@ class Bucketed:
         return self.cut(outs, sizes) if self._cut else outs
 
     def fits(self) -> bool:
-        """Whether the variables lie as they did when the program was compiled."""
-        return self._run.fits() if isinstance(self._run, Lean) else True
+        """Whether the variables are where they were when the program was compiled."""
+        return self._run.fits()
 
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""

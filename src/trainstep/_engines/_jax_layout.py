@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from trainstep._domain import moving
 from trainstep._engines._base import Tensor, Variable
+from trainstep._engines._jax_packs import pack_of
 from trainstep._engines._padding import own
 
 _AXIS = "data"
@@ -155,7 +156,7 @@ def active(variables: Sequence[Variable]) -> Layout | None:
     distribution = keras.distribution.distribution()
     if distribution is not None:
         return _of_keras(distribution)
-    shardings = (v._value.sharding for v in variables)
+    shardings = (v._value.sharding for v in variables if pack_of(v) is None)
     meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding) and s.num_devices > 1]
     return FoundLayout(meshes[0]) if meshes else None
 

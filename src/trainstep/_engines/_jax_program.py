@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, islice, repeat, starmap
 from operator import itemgetter, setitem
 from typing import Any
@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
-from trainstep._engines._base import Executable, Options, Tensor, Variable
-from trainstep._engines._hosting import surfacing
+from trainstep._engines._base import Options, Tensor, Variable
+from trainstep._engines._hosting import Host, surfacing
 from trainstep._engines._jax_cache import on_disk
 from trainstep._engines._jax_host import hosts_in
 from trainstep._engines._jax_layout import Spread, active, copied, lies
+from trainstep._engines._jax_packs import Held, hold, unpack
 from trainstep._engines._jax_processes import with_others
 from trainstep._engines._jax_rewrites import rewritten
 from trainstep._engines._padding import SMALL, own
@@ -34,56 +35,50 @@ _consume: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
 
 
 def build(
-    closed: Any, reads: list[Variable], writes: list[Variable], options: Options
-) -> Executable:
+    closed: Any,
+    reads: list[Variable],
+    writes: list[Variable],
+    options: Options,
+    slots: Collection[int] = (),
+) -> Lean | Careful:
     """Compiles a recorded step.
 
     Inputs are ordered as: state that is read and written, state that is only read, arguments.
+
+    Args:
+        closed: Its jaxpr, of the variables and the arguments.
+        reads: The variables that it reads, in the order of its inputs.
+        writes: Those that it writes, in the order of its outputs.
+        options: What the user asked for.
+        slots: The ids of those that an optimizer keeps for itself.
     """
     layout = options.layout or active(reads)
-    if layout is None and jax.default_backend() == "cpu":
+    here = layout is None and jax.default_backend() == "cpu"
+    if here:
         closed = rewritten(closed)
-    jaxpr = closed.jaxpr
-    written = {id(v) for v in writes}
-    inputs = dict(zip(map(id, reads), jaxpr.invars, strict=False))
-    outputs = dict(zip(map(id, writes), jaxpr.outvars, strict=False))
-    changed = [v for v in reads if id(v) in written]
-    fixed = [v for v in reads if id(v) not in written]
-    # JAX pairs donated inputs with outputs of their shape in the order it finds them. In one order,
-    # every variable gets its own buffer back; in another, XLA has to copy most of the state.
-    writes = [*changed, *(v for v in writes if id(v) not in inputs)]
-    jaxpr = jaxpr.replace(
-        invars=[*(inputs[id(v)] for v in (*changed, *fixed)), *jaxpr.invars[len(reads) :]],
-        outvars=[*(outputs[id(v)] for v in writes), *jaxpr.outvars[len(writes) :]],
-    )
-    fun = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, closed.consts))
+    if layout is not None:
+        unpack([*reads, *writes])
+    held = hold(reads, writes, slots, packs=here)
+    jaxpr, results = closed.jaxpr, closed.out_avals[len(writes) :]
+    fun, shapes = held.around(jex.jaxpr_as_fun(closed)), held.shapes(closed.in_avals)
     # A callback may raise after it was dispatched. Such a step keeps the old state until its end.
     fallible = _has_callback(jaxpr)
-    donated = range(len(changed)) if options.donate and not fallible else ()
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
+    donated = range(len(held.changed)) if options.donate and not fallible else ()
     spread = None
     if layout is not None:
         if fallible and layout.mesh.size > 1:
             raise calls_the_host()
-        spread = Spread(
-            layout,
-            [*changed, *fixed],
-            writes,
-            shapes[len(reads) :],
-            [v.aval for v in jaxpr.outvars[len(writes) :]],
-            axis=1 if options.repeat else 0,
-        )
-        fun, shapes[len(reads) :] = spread.around(fun), spread.arguments
+        state = [*held.changed, *held.fixed]
+        axis = 1 if options.repeat else 0
+        spread = Spread(layout, state, held.writes, shapes[len(state) :], results, axis=axis)
+        fun, shapes[len(state) :] = spread.around(fun), spread.arguments
     jitted = jax.jit(fun, donate_argnums=tuple(donated), **(spread.shardings if spread else {}))
     lowered = jitted.lower(*shapes)
     with on_disk():
         compiled = lowered.compile()
     if fallible:
-        run = _careful(compiled, [*changed, *fixed], writes, spread.feeds if spread else None)
-        return surfacing(run, hosts_in(jaxpr))
-    return Lean(
-        _direct_call(compiled), changed, fixed, writes, donates=bool(donated), spread=spread
-    )
+        return Careful(compiled, held, hosts_in(jaxpr), spread.feeds if spread else None)
+    return Lean(_direct_call(compiled), held, donates=bool(donated), spread=spread)
 
 
 def _has_callback(jaxpr: Any) -> bool:
@@ -133,13 +128,13 @@ class Lean:
     def __init__(
         self,
         call: Callable[..., Any],
-        changed: list[Variable],
-        fixed: list[Variable],
-        writes: list[Variable],
+        held: Held,
         *,
         donates: bool,
         spread: Spread | None = None,
     ) -> None:
+        self._held = held
+        changed, fixed, writes = held.changed, held.fixed, held.writes
         self._guard = _GUARD.format(count=len(changed)) if donates else ""
         self._values = [f"v{place}" for place in range(len(changed) + len(fixed))]
         self._spread = spread
@@ -174,8 +169,8 @@ class Lean:
         return self._run(leaves)  # type: ignore[no-any-return]
 
     def fits(self) -> bool:
-        """Whether the variables lie as they did when the program was compiled."""
-        return all(map(lies, map(_value, self._names["slots"]), self._lie))
+        """Whether the variables are where they were when the program was compiled."""
+        return self._held.fits() and all(map(lies, map(_value, self._names["slots"]), self._lie))
 
     @property
     def is_spread(self) -> bool:
@@ -195,22 +190,31 @@ class Lean:
         return Source(self._text(", ".join(leaves)), self._names)
 
 
-def _careful(
-    call: Callable[..., Any],
-    state: list[Variable],
-    writes: list[Variable],
-    feeds: Sequence[Callable[[Any], Tensor]] | None,
-) -> Executable:
-    old, new = _slots(state), _slots(writes)
+class Careful:
+    """Runs a compiled step that calls the host, and may fail late, on the variables' values."""
 
-    def run(leaves: Sequence[Any]) -> list[Tensor]:
-        leaves = leaves if feeds is None else list(map(operator.call, feeds, leaves))
-        results = iter(jax.block_until_ready(call(*map(_value, old), *leaves)))
-        jax.effects_barrier()  # a step may have no result that would have to be waited for
-        _consume(map(setitem, new, repeat("_value"), results))
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        held: Held,
+        hosts: Sequence[Host],
+        feeds: Sequence[Callable[[Any], Tensor]] | None,
+    ) -> None:
+        self._call, self._held, self._feeds = call, held, feeds
+        self._old, self._new = _slots([*held.changed, *held.fixed]), _slots(held.writes)
+        self._surfacing = surfacing(self._run, hosts)
+        self.fits = held.fits
+
+    def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
+        return self._surfacing(leaves)  # type: ignore[no-any-return]
+
+    def _run(self, leaves: Sequence[Any]) -> list[Tensor]:
+        leaves = leaves if self._feeds is None else list(map(operator.call, self._feeds, leaves))
+        with self._held.kept():  # a function on the host may look at a variable
+            results = iter(jax.block_until_ready(self._call(*map(_value, self._old), *leaves)))
+            jax.effects_barrier()  # a step may have no result that would have to be waited for
+        _consume(map(setitem, self._new, repeat("_value"), results))
         return list(results)
-
-    return run
 
 
 def _slots(variables: list[Variable]) -> list[dict[str, Any]]:

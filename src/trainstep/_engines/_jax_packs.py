@@ -1,0 +1,288 @@
+"""JAX: small variables of optimizers, which share an array.
+
+    momentums, velocities, ... --pack--> one input of the program, cut where a step reads
+                                         one output, put together of what it wrote
+
+A call of a compiled program costs more than a microsecond for each array that goes in and comes
+out, however small. A network of many layers has two small slots for every bias, and nobody looks
+at them. So the small slots that a step writes are packed. Who does look at one gets a copy of its
+part, and who assigns a value changes its part: a packed variable is of a class of its own, whose
+`_value` does that.
+
+How a variable is held is chosen when the first program that touches it is built, and all later
+ones keep to it. Only laying a model out over devices takes a pack apart, for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax import lax
+
+from trainstep._beside import Beside
+from trainstep._domain import locked, moving
+from trainstep._engines._base import Tensor, Variable
+
+_LARGEST = 1024  # numbers: to copy more takes longer than an array of its own
+_ROOM = 65536  # numbers in a pack: assigning to one variable copies all of them
+
+
+class Part(NamedTuple):
+    """Where in a pack a variable is."""
+
+    variable: weakref.ref[Any]
+    where: slice
+    shape: tuple[int, ...]
+
+    def cut(self, array: Tensor) -> Tensor:
+        """Its value, inside a program."""
+        return lax.reshape(lax.slice(array, (self.where.start,), (self.where.stop,)), self.shape)
+
+
+class Pack:
+    """One array with the values of several variables.
+
+    Programs take it for a variable: it keeps its array where they do.
+
+    Attributes:
+        parts: Those of the variables, by id.
+        is_whole: False once it was taken apart.
+        readers: How many programs run that do not give its array away: it may be read meanwhile.
+    """
+
+    def __init__(self, variables: Sequence[Variable]) -> None:
+        values = [np.asarray(v._value) for v in variables]
+        (self._device,) = variables[0]._value.devices()
+        self._value = self._array(np.concatenate([x.ravel() for x in values]))
+        self.parts: dict[int, Part] = {}
+        self.is_whole = True
+        self.readers = 0
+        start = 0
+        for variable, x in zip(variables, values, strict=True):
+            where = slice(start, start + x.size)
+            self.parts[id(variable)] = Part(weakref.ref(variable), where, x.shape)
+            start += x.size
+
+    def read(self, variable: Variable) -> Tensor:
+        """The value of a variable, as an array of its own."""
+        part = self.parts[id(variable)]
+        with self._settled(variable):
+            return self._array(np.array(np.asarray(self._value)[part.where]).reshape(part.shape))
+
+    def write(self, variable: Variable, value: Any) -> None:
+        """Gives a variable a value."""
+        with self._settled(variable):
+            numbers = np.array(self._value)
+            numbers[self.parts[id(variable)].where] = np.asarray(value).ravel()
+            self._value = self._array(numbers)
+
+    def members(self) -> list[Variable]:
+        """The variables that there still are."""
+        return [v for part in self.parts.values() if (v := part.variable()) is not None]
+
+    def put_together(self) -> None:
+        """Makes this the place of the variables' values."""
+        for variable in self.members():  # in an order that may be broken off at any point
+            variable.__class__ = _Packed
+            _held.set(variable, self)
+            del variable.__dict__["_value"]
+
+    def take_apart(self) -> None:
+        """Gives every variable an array of its own; no program may be using them."""
+        for variable in self.members():  # nobody looks there yet
+            variable.__dict__["_value"] = self.read(variable)
+        self.is_whole = False
+        for variable in self.members():
+            _held.set(variable, _ALONE)
+            variable.__class__ = keras.Variable
+
+    def joined(self, array: Tensor, new: dict[int, Tensor]) -> Tensor:
+        """The array with new values of some of the variables, by id, inside a program."""
+        values = (new[key] if key in new else part.cut(array) for key, part in self.parts.items())
+        return lax.concatenate([lax.reshape(value, (value.size,)) for value in values], 0)
+
+    def _array(self, numbers: Any) -> Tensor:
+        with jax.ensure_compile_time_eval(), jax.default_device(self._device):
+            return jnp.asarray(numbers)
+
+    def _settled(self, variable: Variable) -> AbstractContextManager[None]:
+        """A block in which no program gives the array away."""
+        return contextlib.nullcontext() if self.readers else locked(variable)
+
+
+_ALONE = object()
+_held: Beside[Any] = Beside()  # by which pack a variable is held, or that it is by none
+_choosing = threading.RLock()
+
+
+def pack_of(variable: Variable) -> Pack | None:
+    """The pack that holds a variable, if any."""
+    pack = _held.get(variable)
+    return pack if isinstance(pack, Pack) and pack.is_whole else None
+
+
+class _Packed(keras.Variable):  # type: ignore[misc]
+    """A variable whose value is part of a pack."""
+
+    @property
+    def _value(self) -> Any:
+        pack = pack_of(self)
+        return vars(self)["_value"] if pack is None else pack.read(self)
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        pack = pack_of(self)
+        if pack is None:
+            self.__dict__["_value"] = value
+        else:
+            pack.write(self, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy is a plain variable."""
+        plain = keras.Variable.__new__(keras.Variable)
+        vars(plain).update(vars(self), _value=self._value)
+        return plain.__reduce_ex__(protocol)
+
+
+def unpack(variables: Iterable[Variable]) -> None:
+    """Takes variables out of their packs, for good; the programs that use those do not fit then."""
+    packs = {id(pack): pack for v in variables if (pack := pack_of(v)) is not None}
+    with moving(v for pack in packs.values() for v in pack.members()):
+        for pack in packs.values():
+            pack.take_apart()
+
+
+class Held:
+    """How the variables of a step are held: each by itself, or in packs.
+
+    Args:
+        reads: The variables that the step reads.
+        writes: Those that it writes.
+
+    Attributes:
+        changed: What holds those that are read and written.
+        fixed: What holds those that are only read.
+        writes: What holds those that are written: `changed`, and what is not read.
+    """
+
+    def __init__(self, reads: list[Variable], writes: list[Variable]) -> None:
+        self._reads, self._writes = reads, writes
+        read, written = _holders(reads), _holders(writes)
+        # Of a pack that is written, the other parts are read.
+        read |= {key: holder for key, holder in written.items() if isinstance(holder, Pack)}
+        self.changed = [h for key, h in read.items() if key in written]
+        self.fixed = [h for key, h in read.items() if key not in written]
+        # JAX pairs donated inputs with outputs of their shape in the order it finds them. In one
+        # order, every variable gets its own buffer back; in another, XLA has to copy most of them.
+        self.writes = [*self.changed, *(h for key, h in written.items() if key not in read)]
+        self.packs = [h for h in (*self.changed, *self.fixed) if isinstance(h, Pack)]
+
+    def shapes(self, avals: Sequence[Any]) -> list[Any]:
+        """The inputs of a program for which those of the step are like this."""
+        own = dict(zip(map(id, self._reads), avals, strict=False))
+        state = [own.get(id(h), getattr(h, "_value", None)) for h in (*self.changed, *self.fixed)]
+        return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*state, *avals[len(own) :])]
+
+    def around(self, step: Callable[..., Sequence[Tensor]]) -> Callable[..., list[Tensor]]:
+        """The step as a function of what holds its variables: of `changed`, then of `fixed`."""
+        state = [*self.changed, *self.fixed]
+
+        def held(*operands: Tensor) -> list[Tensor]:
+            given = dict(zip(map(id, state), operands, strict=False))
+            values = [_value_in(given, variable) for variable in self._reads]
+            results = step(*values, *operands[len(state) :])
+            new = dict(zip(map(id, self._writes), results, strict=False))
+            kept = [
+                h.joined(given[id(h)], new) if isinstance(h, Pack) else new[id(h)]
+                for h in self.writes
+            ]
+            return [*kept, *results[len(self._writes) :]]
+
+        return held
+
+    def fits(self) -> bool:
+        """Whether the variables are still held so."""
+        return all(pack.is_whole for pack in self.packs)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """A block in which a program runs that gives nothing away."""
+        for pack in self.packs:
+            pack.readers += 1
+        try:
+            yield
+        finally:
+            for pack in self.packs:
+                pack.readers -= 1
+
+
+def hold(
+    reads: list[Variable], writes: list[Variable], slots: Collection[int], *, packs: bool
+) -> Held:
+    """Chooses how variables are held, where no earlier program has.
+
+    Args:
+        reads: The variables that a step reads.
+        writes: Those that it writes.
+        slots: The ids of those that belong to an optimizer.
+        packs: Whether some may share an array.
+    """
+    written = {id(v) for v in writes}
+    with _choosing:
+        new = {id(v): v for v in (*reads, *writes) if _held.get(v) is None}
+        small = [v for key, v in new.items() if key in slots and key in written and _is_small(v)]
+        for group in _groups(small) if packs else ():
+            Pack(group).put_together()
+        for variable in new.values():
+            if _held.get(variable) is None:
+                _held.set(variable, _ALONE)
+    return Held(reads, writes)
+
+
+def _is_small(variable: Variable) -> bool:
+    value = vars(variable).get("_value")
+    return (
+        type(variable) is keras.Variable
+        and not variable.trainable
+        and value is not None
+        and value.dtype == jnp.float32
+        and 0 < math.prod(value.shape) <= _LARGEST
+        and not value.committed
+    )
+
+
+def _groups(variables: Sequence[Variable]) -> Iterator[list[Variable]]:
+    """Variables on one device that have room in a pack; one alone needs none."""
+    by_device: dict[Any, list[list[Variable]]] = {}
+    room: dict[Any, int] = {}
+    for variable in variables:
+        (device,) = variable._value.devices()
+        size = math.prod(variable.shape)
+        if room.get(device, 0) < size:
+            by_device.setdefault(device, []).append([])
+            room[device] = _ROOM
+        by_device[device][-1].append(variable)
+        room[device] -= size
+    return (group for groups in by_device.values() for group in groups if len(group) > 1)
+
+
+def _holders(variables: Iterable[Variable]) -> dict[int, Any]:
+    holders = (pack_of(variable) or variable for variable in variables)
+    return {id(holder): holder for holder in holders}
+
+
+def _value_in(given: dict[int, Tensor], variable: Variable) -> Tensor:
+    pack = pack_of(variable)
+    if pack is None:
+        return given[id(variable)]
+    return pack.parts[id(variable)].cut(given[id(pack)])
