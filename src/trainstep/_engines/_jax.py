@@ -157,8 +157,6 @@ class JaxEngine:
             )
         # Variables that the step created have their values now.
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-        if options.repeat:
-            closed, reads = _repeated(closed, reads, writes, options.repeat)
         slots = set(recorder.optimizing)
 
         def build_it(compiler: str, bucket: Sizes | None = None) -> Executable:
@@ -346,34 +344,3 @@ def _replayable(
         return next(results), aux_of[-1].of(list(results))
 
     return reads, replay
-
-
-def _repeated(
-    closed: Any, reads: list[Variable], writes: list[Variable], count: int
-) -> tuple[Any, list[Variable]]:
-    """A step made into several, one after the other, and what they read."""
-    step = jex.jaxpr_as_fun(closed)
-    known = {id(v) for v in reads}
-    start = [*reads, *(v for v in writes if id(v) not in known)]
-    places = {id(v): place for place, v in enumerate(start)}
-    written = [places[id(v)] for v in writes]
-    size = len(start)
-
-    def steps(*operands: Tensor) -> list[Tensor]:
-        def one(new: list[Tensor], batch: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            state = list(operands[:size])
-            for place, value in zip(written, new, strict=True):
-                state[place] = value
-            results = step(*state[: len(reads)], *batch)
-            return results[: len(written)], results[len(written) :]
-
-        first = [operands[place] for place in written]
-        new, outputs = jax.lax.scan(one, first, list(operands[size:]), length=count)
-        return [*new, *outputs]
-
-    arguments = closed.in_avals[len(reads) :]
-    shapes = [
-        *(_aval(v) for v in start),
-        *(jax.ShapeDtypeStruct((count, *a.shape), a.dtype) for a in arguments),
-    ]
-    return jax.make_jaxpr(steps)(*shapes), start

@@ -9,8 +9,8 @@ at them. So the small slots that a step writes are packed. Who does look at one 
 part, and who assigns a value changes its part: a packed variable is of a class of its own, whose
 `_value` does that.
 
-How a variable is held is chosen when the first program that touches it is built, and all later
-ones keep to it. Only laying a model out over devices takes a pack apart, for good.
+How a variable is held is chosen when the first program that touches it is built (`_jax_held`), and
+all later ones keep to it. Only laying a model out over devices takes a pack apart, for good.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -125,6 +125,22 @@ _held: Beside[Any] = Beside()  # by which pack a variable is held, or that it is
 _choosing = threading.RLock()
 
 
+def pack(variables: Iterable[Variable], packable: Callable[[Variable], bool]) -> None:
+    """Chooses how variables are held, where that was not chosen yet.
+
+    Args:
+        variables: The variables.
+        packable: Tells which of them nobody looks at.
+    """
+    with _choosing:
+        new = {id(v): v for v in variables if _held.get(v) is None}
+        for group in _groups([v for v in new.values() if packable(v) and _is_small(v)]):
+            Pack(group).put_together()
+        for variable in new.values():
+            if _held.get(variable) is None:
+                _held.set(variable, _ALONE)
+
+
 def pack_of(variable: Variable) -> Pack | None:
     """The pack that holds a variable, if any."""
     pack = _held.get(variable)
@@ -162,93 +178,6 @@ def unpack(variables: Iterable[Variable]) -> None:
             pack.take_apart()
 
 
-class Held:
-    """How the variables of a step are held: each by itself, or in packs.
-
-    Args:
-        reads: The variables that the step reads.
-        writes: Those that it writes.
-
-    Attributes:
-        changed: What holds those that are read and written.
-        fixed: What holds those that are only read.
-        writes: What holds those that are written: `changed`, and what is not read.
-    """
-
-    def __init__(self, reads: list[Variable], writes: list[Variable]) -> None:
-        self._reads, self._writes = reads, writes
-        read, written = _holders(reads), _holders(writes)
-        # Of a pack that is written, the other parts are read.
-        read |= {key: holder for key, holder in written.items() if isinstance(holder, Pack)}
-        self.changed = [h for key, h in read.items() if key in written]
-        self.fixed = [h for key, h in read.items() if key not in written]
-        # JAX pairs donated inputs with outputs of their shape in the order it finds them. In one
-        # order, every variable gets its own buffer back; in another, XLA has to copy most of them.
-        self.writes = [*self.changed, *(h for key, h in written.items() if key not in read)]
-        self.packs = [h for h in (*self.changed, *self.fixed) if isinstance(h, Pack)]
-
-    def shapes(self, avals: Sequence[Any]) -> list[Any]:
-        """The inputs of a program for which those of the step are like this."""
-        own = dict(zip(map(id, self._reads), avals, strict=False))
-        state = [own.get(id(h), getattr(h, "_value", None)) for h in (*self.changed, *self.fixed)]
-        return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*state, *avals[len(own) :])]
-
-    def around(self, step: Callable[..., Sequence[Tensor]]) -> Callable[..., list[Tensor]]:
-        """The step as a function of what holds its variables: of `changed`, then of `fixed`."""
-        state = [*self.changed, *self.fixed]
-
-        def held(*operands: Tensor) -> list[Tensor]:
-            given = dict(zip(map(id, state), operands, strict=False))
-            values = [_value_in(given, variable) for variable in self._reads]
-            results = step(*values, *operands[len(state) :])
-            new = dict(zip(map(id, self._writes), results, strict=False))
-            kept = [
-                h.joined(given[id(h)], new) if isinstance(h, Pack) else new[id(h)]
-                for h in self.writes
-            ]
-            return [*kept, *results[len(self._writes) :]]
-
-        return held
-
-    def fits(self) -> bool:
-        """Whether the variables are still held so."""
-        return all(pack.is_whole for pack in self.packs)
-
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """A block in which a program runs that gives nothing away."""
-        for pack in self.packs:
-            pack.readers += 1
-        try:
-            yield
-        finally:
-            for pack in self.packs:
-                pack.readers -= 1
-
-
-def hold(
-    reads: list[Variable], writes: list[Variable], slots: Collection[int], *, packs: bool
-) -> Held:
-    """Chooses how variables are held, where no earlier program has.
-
-    Args:
-        reads: The variables that a step reads.
-        writes: Those that it writes.
-        slots: The ids of those that belong to an optimizer.
-        packs: Whether some may share an array.
-    """
-    written = {id(v) for v in writes}
-    with _choosing:
-        new = {id(v): v for v in (*reads, *writes) if _held.get(v) is None}
-        small = [v for key, v in new.items() if key in slots and key in written and _is_small(v)]
-        for group in _groups(small) if packs else ():
-            Pack(group).put_together()
-        for variable in new.values():
-            if _held.get(variable) is None:
-                _held.set(variable, _ALONE)
-    return Held(reads, writes)
-
-
 def _is_small(variable: Variable) -> bool:
     value = vars(variable).get("_value")
     return (
@@ -274,15 +203,3 @@ def _groups(variables: Sequence[Variable]) -> Iterator[list[Variable]]:
         by_device[device][-1].append(variable)
         room[device] -= size
     return (group for groups in by_device.values() for group in groups if len(group) > 1)
-
-
-def _holders(variables: Iterable[Variable]) -> dict[int, Any]:
-    holders = (pack_of(variable) or variable for variable in variables)
-    return {id(holder): holder for holder in holders}
-
-
-def _value_in(given: dict[int, Tensor], variable: Variable) -> Tensor:
-    pack = pack_of(variable)
-    if pack is None:
-        return given[id(variable)]
-    return pack.parts[id(variable)].cut(given[id(pack)])

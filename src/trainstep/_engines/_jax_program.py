@@ -21,9 +21,10 @@ from jax.extend import core as jex
 from trainstep._engines._base import Options, Tensor, Variable
 from trainstep._engines._hosting import Host, surfacing
 from trainstep._engines._jax_cache import on_disk
+from trainstep._engines._jax_held import Held
 from trainstep._engines._jax_host import hosts_in
 from trainstep._engines._jax_layout import Spread, active, copied, lies
-from trainstep._engines._jax_packs import Held, hold, unpack
+from trainstep._engines._jax_packs import pack, unpack
 from trainstep._engines._jax_processes import with_others
 from trainstep._engines._jax_rewrites import rewritten
 from trainstep._engines._padding import SMALL, own
@@ -53,31 +54,30 @@ def build(
         slots: The ids of those that an optimizer keeps for itself.
     """
     layout = options.layout or active(reads)
-    here = layout is None and jax.default_backend() == "cpu"
-    if here:
-        closed = rewritten(closed)
+    written = {id(v) for v in writes}
     if layout is not None:
         unpack([*reads, *writes])
-    held = hold(reads, writes, slots, packs=here)
-    jaxpr, results = closed.jaxpr, closed.out_avals[len(writes) :]
-    fun, shapes = held.around(jex.jaxpr_as_fun(closed)), held.shapes(closed.in_avals)
+    elif jax.default_backend() == "cpu":
+        closed = rewritten(closed)
+        pack([*reads, *writes], lambda v: id(v) in slots and id(v) in written)
+    held = Held(closed, reads, writes, options.repeat)
+    fun, arguments = held.program(), held.arguments
     # A callback may raise after it was dispatched. Such a step keeps the old state until its end.
-    fallible = _has_callback(jaxpr)
+    fallible = _has_callback(closed.jaxpr)
     donated = range(len(held.changed)) if options.donate and not fallible else ()
     spread = None
     if layout is not None:
         if fallible and layout.mesh.size > 1:
             raise calls_the_host()
-        state = [*held.changed, *held.fixed]
         axis = 1 if options.repeat else 0
-        spread = Spread(layout, state, held.writes, shapes[len(state) :], results, axis=axis)
-        fun, shapes[len(state) :] = spread.around(fun), spread.arguments
+        spread = Spread(layout, held.state, held.writes, arguments, held.results, axis=axis)
+        fun, arguments = spread.around(fun), spread.arguments
     jitted = jax.jit(fun, donate_argnums=tuple(donated), **(spread.shardings if spread else {}))
-    lowered = jitted.lower(*shapes)
+    lowered = jitted.lower(*held.shapes(), *arguments)
     with on_disk():
         compiled = lowered.compile()
     if fallible:
-        return Careful(compiled, held, hosts_in(jaxpr), spread.feeds if spread else None)
+        return Careful(compiled, held, hosts_in(closed.jaxpr), spread.feeds if spread else None)
     return Lean(_direct_call(compiled), held, donates=bool(donated), spread=spread)
 
 
@@ -201,7 +201,7 @@ class Careful:
         feeds: Sequence[Callable[[Any], Tensor]] | None,
     ) -> None:
         self._call, self._held, self._feeds = call, held, feeds
-        self._old, self._new = _slots([*held.changed, *held.fixed]), _slots(held.writes)
+        self._old, self._new = _slots(held.state), _slots(held.writes)
         self._surfacing = surfacing(self._run, hosts)
         self.fits = held.fits
 
