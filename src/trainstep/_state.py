@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -161,7 +161,8 @@ class Recorder(Recording):
     def __init__(self, place: Callable[[], Any]) -> None:
         super().__init__(place)
         self.layers: dict[int, Any] = {}
-        self.optimizing: dict[int, Any] = {}  # what an optimizer reads while it applies gradients
+        # Variables that hardly anybody but a step looks at: of what kind each is, by id.
+        self.unseen: dict[int, str] = {}
         self.uncompiled = False  # the engine gave up recording: tensors have values now
         self.engine: Any = None
         self.objects: list[Any] = []  # among the arguments: a program does not hold them
@@ -195,7 +196,7 @@ class Recorder(Recording):
 def _note_reader(variable: Any) -> None:
     """Remembers the model that is being called, whose trainable flags are part of the program.
 
-    And, if an optimizer is applying gradients, that it reads the variable.
+    And of what an optimizer reads while it applies gradients, that it may be its own.
     """
     recorder = active()
     if recorder is None:
@@ -205,7 +206,14 @@ def _note_reader(variable: Any) -> None:
         recorder.layers.setdefault(id(context.entry_layer), context.entry_layer)
     names = global_state.get_global_attribute("name_scope_stack")
     if names and isinstance(names[-1].caller, keras.optimizers.Optimizer):
-        recorder.optimizing[id(variable)] = variable
+        recorder.unseen[id(variable)] = "slot"
+
+
+def note_unseen(kind: str, variables: Iterable[Any]) -> None:
+    """Tells the trace that this thread is in which variables nobody will look at, or seldom."""
+    recorder = active()
+    if recorder is not None:
+        recorder.unseen.update((id(variable), kind) for variable in variables)
 
 
 def _as_is(variable: Any, value: Any) -> Any:

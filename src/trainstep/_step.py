@@ -11,7 +11,7 @@ from trainstep._batch import both_weights
 from trainstep._errors import GradientError
 from trainstep._grad import value_and_grad
 from trainstep._recipe import Recipe
-from trainstep._state import discarded
+from trainstep._state import discarded, note_unseen
 
 Values = dict[str, Any]
 Forward = Callable[[Any], tuple[Any, Any]]
@@ -30,12 +30,11 @@ class Steps:
 
     def train(self, x: Any, y: Any, weights: Any, classes: Any, fresh: Any) -> Values:
         """One update of the weights; the loss and the metrics."""
-        model, recipe = self._model, self._recipe
-        with recipe.lent():
+        with self._recipe.lent():
             weights = weighted_by_class(y, weights, classes)
             (y_pred, _), _, gradients = self.backward(x, y, weights, fresh=fresh)
             self.apply(gradients)
-            return dict(model.compute_metrics(x, y, y_pred, sample_weight=weights))
+            return self._metrics(x, y, y_pred, weights)
 
     def test(self, x: Any, y: Any, weights: Any, classes: Any, fresh: Any) -> Values:
         """The loss and the metrics, nothing trained."""
@@ -44,7 +43,7 @@ class Steps:
             self._recipe.start_metrics(fresh, compiled=False)
             y_pred = self.forward(x, training=False)
             self.measured(x, y, y_pred, weights, fresh, training=False)
-            return dict(self._model.compute_metrics(x, y, y_pred, sample_weight=weights))
+            return self._metrics(x, y, y_pred, weights)
 
     def backward(
         self, x: Any, y: Any, weights: Any, *, fresh: Any, forward: Forward | None = None
@@ -101,6 +100,14 @@ class Steps:
         return self._model._compute_loss(
             x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training
         )
+
+    def _metrics(self, x: Any, y: Any, y_pred: Any, weights: Any) -> Values:
+        """The values of the metrics after this batch, by the model's own `compute_metrics`."""
+        values = dict(self._model.compute_metrics(x, y, y_pred, sample_weight=weights))
+        # What they are is returned, and so there is no need to ask the metrics themselves.
+        for metric in self._model.metrics:
+            note_unseen("metric", metric.variables)
+        return values
 
     def _build(self, x: Any, y: Any, y_pred: Any, weights: Any) -> None:
         """Lets losses and metrics that look at their first batch do so, before they start anew."""

@@ -157,10 +157,10 @@ class JaxEngine:
             )
         # Variables that the step created have their values now.
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-        slots = set(recorder.optimizing)
+        unseen = dict(recorder.unseen)
 
         def build_it(compiler: str, bucket: Sizes | None = None) -> Executable:
-            return build(closed, reads, writes, options, slots)
+            return build(closed, reads, writes, options, unseen)
 
         return Traced(reads, writes, build_it)
 
@@ -297,12 +297,12 @@ def _trace_sizes(
             raise Refused("Python needs a size that varies as a number") from error
         raise
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-    slots = set(recorder.optimizing)
+    unseen = dict(recorder.unseen)
     check_state(closed, writes)
 
     def build_for(compiler: str, bucket: Sizes | None = None) -> Executable:
         return build_bucket(
-            closed, reads, writes, options, axes=axes, sizes=bucket or sizes, slots=slots
+            closed, reads, writes, options, axes=axes, sizes=bucket or sizes, unseen=unseen
         )
 
     return Traced(reads, writes, build_for, broken=assumptions.broken)

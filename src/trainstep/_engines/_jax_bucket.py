@@ -5,7 +5,7 @@ arrays --padded to the bucket--> program(state, arrays, true sizes) --cut--> out
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,7 +37,7 @@ def build_bucket(
     *,
     axes: Axes,
     sizes: Sizes,
-    slots: Collection[int],
+    unseen: Mapping[int, str],
 ) -> Executable:
     """Compiles a step for arrays of at most these sizes; see `build`."""
     names = sorted(sizes)
@@ -52,7 +52,7 @@ def build_bucket(
         jax.ShapeDtypeStruct(bucket.shape(aval.shape), aval.dtype) for aval in closed.in_avals
     ]
     recorded = jax.make_jaxpr(masked)(*shapes, jax.ShapeDtypeStruct((len(names),), jnp.int32))
-    run = build(recorded, reads, writes, options, slots)
+    run = build(recorded, reads, writes, options, unseen)
     paddings = [
         Padding(array.shape, array.dtype, varying(aval.shape)) if varying(aval.shape) else None
         for array, aval in zip(shapes[len(reads) :], closed.in_avals[len(reads) :], strict=True)

@@ -1,13 +1,13 @@
-"""JAX: small variables of optimizers, which share an array.
+"""JAX: small variables that nobody looks at, which share an array.
 
     momentums, velocities, ... --pack--> one input of the program, cut where a step reads
                                          one output, put together of what it wrote
 
 A call of a compiled program costs more than a microsecond for each array that goes in and comes
-out, however small. A network of many layers has two small slots for every bias, and nobody looks
-at them. So the small slots that a step writes are packed. Who does look at one gets a copy of its
-part, and who assigns a value changes its part: a packed variable is of a class of its own, whose
-`_value` does that.
+out, however small. A network of many layers has two small slots of its optimizer for every bias,
+and a Trainer has two numbers for every metric. So what is small, written by a step, and hardly
+looked at by anybody else is packed. Who does look gets a copy of a part, and who assigns a value
+changes a part: a packed variable is of a class of its own, whose `_value` does that.
 
 How a variable is held is chosen when the first program that touches it is built (`_jax_held`), and
 all later ones keep to it. Only laying a model out over devices takes a pack apart, for good.
@@ -125,16 +125,16 @@ _held: Beside[Any] = Beside()  # by which pack a variable is held, or that it is
 _choosing = threading.RLock()
 
 
-def pack(variables: Iterable[Variable], packable: Callable[[Variable], bool]) -> None:
+def pack(variables: Iterable[Variable], kind_of: Callable[[Variable], str | None]) -> None:
     """Chooses how variables are held, where that was not chosen yet.
 
     Args:
         variables: The variables.
-        packable: Tells which of them nobody looks at.
+        kind_of: Tells of what kind one is that may be packed; those of one kind go together.
     """
     with _choosing:
         new = {id(v): v for v in variables if _held.get(v) is None}
-        for group in _groups([v for v in new.values() if packable(v) and _is_small(v)]):
+        for group in _groups([(v, kind) for v in new.values() if (kind := kind_of(v))]):
             Pack(group).put_together()
         for variable in new.values():
             if _held.get(variable) is None:
@@ -190,16 +190,16 @@ def _is_small(variable: Variable) -> bool:
     )
 
 
-def _groups(variables: Sequence[Variable]) -> Iterator[list[Variable]]:
-    """Variables on one device that have room in a pack; one alone needs none."""
-    by_device: dict[Any, list[list[Variable]]] = {}
+def _groups(variables: Iterable[tuple[Variable, str]]) -> Iterator[list[Variable]]:
+    """Small variables of one kind on one device that have room in a pack; one alone needs none."""
+    groups: dict[Any, list[list[Variable]]] = {}
     room: dict[Any, int] = {}
-    for variable in variables:
-        (device,) = variable._value.devices()
+    for variable, kind in filter(lambda pair: _is_small(pair[0]), variables):
+        key = (kind, *variable._value.devices())
         size = math.prod(variable.shape)
-        if room.get(device, 0) < size:
-            by_device.setdefault(device, []).append([])
-            room[device] = _ROOM
-        by_device[device][-1].append(variable)
-        room[device] -= size
-    return (group for groups in by_device.values() for group in groups if len(group) > 1)
+        if room.get(key, 0) < size:
+            groups.setdefault(key, []).append([])
+            room[key] = _ROOM
+        groups[key][-1].append(variable)
+        room[key] -= size
+    return (group for found in groups.values() for group in found if len(group) > 1)

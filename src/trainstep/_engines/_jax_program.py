@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice, repeat, starmap
 from operator import itemgetter, setitem
 from typing import Any
@@ -40,7 +40,7 @@ def build(
     reads: list[Variable],
     writes: list[Variable],
     options: Options,
-    slots: Collection[int] = (),
+    unseen: Mapping[int, str],
 ) -> Lean | Careful:
     """Compiles a recorded step.
 
@@ -51,7 +51,7 @@ def build(
         reads: The variables that it reads, in the order of its inputs.
         writes: Those that it writes, in the order of its outputs.
         options: What the user asked for.
-        slots: The ids of those that an optimizer keeps for itself.
+        unseen: Of what kind those are that hardly anybody but a step looks at, by id.
     """
     layout = options.layout or active(reads)
     written = {id(v) for v in writes}
@@ -59,7 +59,7 @@ def build(
         unpack([*reads, *writes])
     elif jax.default_backend() == "cpu":
         closed = rewritten(closed)
-        pack([*reads, *writes], lambda v: id(v) in slots and id(v) in written)
+        pack([*reads, *writes], lambda v: unseen.get(id(v)) if id(v) in written else None)
     held = Held(closed, reads, writes, options.repeat)
     fun, arguments = held.program(), held.arguments
     # A callback may raise after it was dispatched. Such a step keeps the old state until its end.
