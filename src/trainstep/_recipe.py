@@ -20,6 +20,7 @@ from trainstep._batch import check_positive
 from trainstep._errors import ArgumentError
 from trainstep._grad import clip_by_global_norm
 from trainstep._optimizer import innermost
+from trainstep._starting import Starting
 
 # One recipe at a time is lent, so that each is given back to what was there before.
 _lending = threading.RLock()
@@ -63,6 +64,7 @@ class Recipe:
             _accumulate(innermost(model.optimizer), accumulate)
         self._parts = {name: getattr(model, name, None) for name in _PARTS}
         self.fresh = keras.Variable(True, dtype="bool", trainable=False, name="fresh")
+        self._starting = Starting()
         self.clip_norm: Any = None if clip_norm is None else _value(clip_norm, "clip_norm")
         self.loss_weights = _weights(model._compile_loss)
 
@@ -140,6 +142,11 @@ class Recipe:
         for metric in self.model.metrics:
             if (id(metric) in ids) is compiled:
                 _start(metric, fresh)
+
+    def reset_metrics(self) -> None:
+        """Sets all metrics to their start, now."""
+        with self.lent():
+            self._starting(self.model)
 
     @property
     def scales(self) -> bool:

@@ -279,8 +279,7 @@ class Trainer(Fitting):
 
     def reset_metrics(self) -> None:
         """Sets all metrics to their start."""
-        with self._recipe.lent():
-            self.model.reset_metrics()
+        self._recipe.reset_metrics()
 
     @property
     def clip_norm(self) -> float | None:

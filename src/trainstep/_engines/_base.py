@@ -89,6 +89,12 @@ class Options:
     layout: Any = None  # how the arrays lie over several devices: the engine's own; None: one
 
 
+def assign_each(variables: Sequence[Variable], values: Sequence[Any]) -> None:
+    """Gives variables values, one after the other."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
 def nothing_assumed(sizes: Sizes) -> str:
     """What a record that takes nothing for granted says of any sizes."""
     return ""
@@ -165,6 +171,10 @@ class Engine(Protocol):
 
     def whole(self, variable: Variable) -> Any:
         """The value of a variable, as a NumPy array, also if it lies in many processes."""
+        ...
+
+    def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
+        """Gives variables values, which are NumPy arrays of their shapes and dtypes."""
         ...
 
     def draws(self) -> Any:

@@ -41,6 +41,7 @@ from trainstep._engines._hosting import HostFunction, Results
 from trainstep._engines._jax_bucket import build_bucket, check_state
 from trainstep._engines._jax_host import host_call
 from trainstep._engines._jax_layout import Layout
+from trainstep._engines._jax_packs import assign
 from trainstep._engines._jax_processes import KeyValues, connect, launched, told, whole
 from trainstep._engines._jax_program import build
 from trainstep._engines._jax_sizes import Assumptions, assuming, needs_a_number, symbolic
@@ -90,6 +91,9 @@ class JaxEngine:
 
     def whole(self, variable: Variable) -> Any:
         return whole(variable.value)
+
+    def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
+        assign(variables, values)
 
     def draws(self) -> Any:
         return None

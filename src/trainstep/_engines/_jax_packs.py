@@ -79,11 +79,12 @@ class Pack:
         with self._settled(variable):
             return self._array(np.array(np.asarray(self._value)[part.where]).reshape(part.shape))
 
-    def write(self, variable: Variable, value: Any) -> None:
-        """Gives a variable a value."""
-        with self._settled(variable):
+    def write(self, new: Sequence[tuple[Variable, Any]]) -> None:
+        """Gives some of the variables values."""
+        with self._settled(new[0][0]):
             numbers = np.array(self._value)
-            numbers[self.parts[id(variable)].where] = np.asarray(value).ravel()
+            for variable, value in new:
+                numbers[self.parts[id(variable)].where] = np.asarray(value).ravel()
             self._value = self._array(numbers)
 
     def members(self) -> list[Variable]:
@@ -161,13 +162,25 @@ class _Packed(keras.Variable):  # type: ignore[misc]
         if pack is None:
             self.__dict__["_value"] = value
         else:
-            pack.write(self, value)
+            pack.write([(self, value)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy is a plain variable."""
         plain = keras.Variable.__new__(keras.Variable)
         vars(plain).update(vars(self), _value=self._value)
         return plain.__reduce_ex__(protocol)
+
+
+def assign(variables: Sequence[Variable], values: Sequence[Any]) -> None:
+    """Gives variables values, those of a pack at once."""
+    by_pack: dict[int, list[tuple[Variable, Any]]] = {}
+    for variable, value in zip(variables, values, strict=True):
+        if pack_of(variable) is None:
+            variable.assign(value)
+        else:
+            by_pack.setdefault(id(pack_of(variable)), []).append((variable, value))
+    for new in by_pack.values():
+        pack_of(new[0][0]).write(new)  # type: ignore[union-attr]
 
 
 def unpack(variables: Iterable[Variable]) -> None:

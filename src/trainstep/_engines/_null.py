@@ -24,6 +24,7 @@ from trainstep._engines._base import (
     Tensor,
     Traced,
     Wanted,
+    assign_each,
 )
 from trainstep._engines._hosting import HostFunction, Results
 from trainstep._errors import runs_on_one_device
@@ -81,6 +82,9 @@ class NullEngine:
 
     def whole(self, variable: Any) -> Any:
         return keras.ops.convert_to_numpy(variable.value)
+
+    def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        assign_each(variables, values)
 
     def draws(self) -> Any:
         return None

@@ -32,6 +32,7 @@ from trainstep._engines._base import (
     Traced,
     Variable,
     Wanted,
+    assign_each,
     chosen,
     is_wanted,
 )
@@ -77,6 +78,9 @@ class TensorFlowEngine:
 
     def whole(self, variable: Any) -> Any:
         return keras.ops.convert_to_numpy(variable.value)
+
+    def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
+        assign_each(variables, values)
 
     def draws(self) -> Any:
         return None

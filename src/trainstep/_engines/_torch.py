@@ -40,6 +40,7 @@ from trainstep._engines._base import (
     Traced,
     Variable,
     Wanted,
+    assign_each,
     chosen,
     is_wanted,
     nothing_assumed,
@@ -104,6 +105,9 @@ class TorchEngine:
 
     def whole(self, variable: Any) -> Any:
         return keras.ops.convert_to_numpy(variable.value)
+
+    def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
+        assign_each(variables, values)
 
     def draws(self) -> Any:
         return torch.get_rng_state().numpy()
