@@ -64,6 +64,7 @@ class Recipe:
             _accumulate(innermost(model.optimizer), accumulate)
         self._parts = {name: getattr(model, name, None) for name in _PARTS}
         self.fresh = keras.Variable(True, dtype="bool", trainable=False, name="fresh")
+        self._flags: dict[bool, Any] = {}  # tensors, which take less time to assign than numbers
         self._starting = Starting()
         self.clip_norm: Any = None if clip_norm is None else _value(clip_norm, "clip_norm")
         self.loss_weights = _weights(model._compile_loss)
@@ -163,7 +164,9 @@ class Recipe:
 
     def set_fresh(self, fresh: bool) -> None:
         """Lets metrics start anew at every batch from now on, or run on."""
-        self.fresh.assign(fresh)
+        if fresh not in self._flags:
+            self._flags[fresh] = ops.convert_to_tensor(fresh, dtype="bool")
+        self.fresh.assign(self._flags[fresh])
 
     def set_clip_norm(self, limit: float | None) -> None:
         """Another limit, or none."""
