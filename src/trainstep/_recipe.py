@@ -16,11 +16,13 @@ from typing import Any
 import keras
 from keras import ops, tree
 
+from trainstep import _engines
 from trainstep._batch import check_positive
 from trainstep._errors import ArgumentError
 from trainstep._grad import clip_by_global_norm
 from trainstep._optimizer import innermost
 from trainstep._starting import Starting
+from trainstep._state import current_scope
 
 # One recipe at a time is lent, so that each is given back to what was there before.
 _lending = threading.RLock()
@@ -147,7 +149,10 @@ class Recipe:
     def reset_metrics(self) -> None:
         """Sets all metrics to their start, now."""
         with self.lent():
-            self._starting(self.model)
+            if current_scope() is None and _engines.current().idle():
+                self._starting(self.model)
+            else:  # in a step: it becomes part of it
+                self.model.reset_metrics()
 
     @property
     def scales(self) -> bool:

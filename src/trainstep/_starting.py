@@ -26,8 +26,8 @@ class Starting:
 
     def __call__(self, model: Any) -> None:
         """Sets the metrics of a model to their start."""
-        if type(model).reset_metrics is not keras.Model.reset_metrics:
-            model.reset_metrics()
+        if getattr(model.reset_metrics, "__func__", None) is not keras.Model.reset_metrics:
+            model.reset_metrics()  # its own
             return
         own: list[Any] = []
         for metric in _each(model.metrics):

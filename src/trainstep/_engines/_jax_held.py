@@ -5,8 +5,7 @@ step(variables, arguments) --Held--> program(changed, fixed, arguments)
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -102,16 +101,18 @@ class Held:
         """Whether the variables are still held so."""
         return all(pack.is_whole for pack in self._packs())
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """A block in which a program runs that gives nothing away."""
-        for pack in self._packs():
-            pack.readers += 1
-        try:
-            yield
-        finally:
-            for pack in self._packs():
-                pack.readers -= 1
+    def locks(self) -> list[Any]:
+        """What is held while a program takes and replaces arrays that others may look at."""
+        return [pack.lock for pack in self._packs()]
+
+    def settled(self, old: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
+        """What a program gives its variables whose old state others could see and change."""
+        written = {id(variable) for variable in self._writes}
+        given = dict(zip(map(id, self.state), old, strict=True))
+        return [
+            h.merged(given[id(h)], value, written) if isinstance(h, Pack) else value
+            for h, value in zip(self.writes, results, strict=False)
+        ]
 
     def _packs(self) -> Sequence[Pack]:
         return [h for h in self.state if isinstance(h, Pack)]

@@ -15,12 +15,11 @@ all later ones keep to it. Only laying a model out over devices takes a pack apa
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import jax
@@ -30,10 +29,11 @@ import numpy as np
 from jax import lax
 
 from trainstep._beside import Beside
-from trainstep._domain import locked, moving
+from trainstep._domain import moving
 from trainstep._engines._base import Tensor, Variable
 
 _LARGEST = 1024  # numbers: to copy more takes longer than an array of its own
+_LEAST = 128  # numbers in a pack; see `Pack.joined`
 _ROOM = 65536  # numbers in a pack: assigning to one variable copies all of them
 
 
@@ -57,16 +57,18 @@ class Pack:
     Attributes:
         parts: Those of the variables, by id.
         is_whole: False once it was taken apart.
-        readers: How many programs run that do not give its array away: it may be read meanwhile.
+        lock: Held while a program takes the array, gives it away and puts another in its place. It
+            computes afterwards: so a function on the host that it calls may look at a variable.
     """
 
     def __init__(self, variables: Sequence[Variable]) -> None:
         values = [np.asarray(v._value) for v in variables]
         (self._device,) = variables[0]._value.devices()
-        self._value = self._array(np.concatenate([x.ravel() for x in values]))
+        rest = np.zeros(max(0, _LEAST - sum(x.size for x in values)), np.float32)
+        self._value = self._array(np.concatenate([*(x.ravel() for x in values), rest]))
         self.parts: dict[int, Part] = {}
         self.is_whole = True
-        self.readers = 0
+        self.lock = threading.RLock()
         start = 0
         for variable, x in zip(variables, values, strict=True):
             where = slice(start, start + x.size)
@@ -76,49 +78,73 @@ class Pack:
     def read(self, variable: Variable) -> Tensor:
         """The value of a variable, as an array of its own."""
         part = self.parts[id(variable)]
-        with self._settled(variable):
+        with self.lock:
             return self._array(np.array(np.asarray(self._value)[part.where]).reshape(part.shape))
 
     def write(self, new: Sequence[tuple[Variable, Any]]) -> None:
         """Gives some of the variables values."""
-        with self._settled(new[0][0]):
+        with self.lock:
             numbers = np.array(self._value)
             for variable, value in new:
                 numbers[self.parts[id(variable)].where] = np.asarray(value).ravel()
             self._value = self._array(numbers)
 
     def members(self) -> list[Variable]:
-        """The variables that there still are."""
-        return [v for part in self.parts.values() if (v := part.variable()) is not None]
+        """The variables that it holds, of those that there still are."""
+        found = (part.variable() for part in self.parts.values())
+        return [v for v in found if v is not None and _held.get(v) is self]
 
     def put_together(self) -> None:
         """Makes this the place of the variables' values."""
-        for variable in self.members():  # in an order that may be broken off at any point
+        for part in self.parts.values():  # in an order that may be broken off at any point
+            variable = part.variable()
+            assert variable is not None
             variable.__class__ = _Packed
             _held.set(variable, self)
             del variable.__dict__["_value"]
 
     def take_apart(self) -> None:
         """Gives every variable an array of its own; no program may be using them."""
-        for variable in self.members():  # nobody looks there yet
+        members = self.members()
+        for variable in members:  # nobody looks there yet
             variable.__dict__["_value"] = self.read(variable)
         self.is_whole = False
-        for variable in self.members():
+        for variable in members:
             _held.set(variable, _ALONE)
             variable.__class__ = keras.Variable
 
     def joined(self, array: Tensor, new: dict[int, Tensor]) -> Tensor:
         """The array with new values of some of the variables, by id, inside a program."""
-        values = (new[key] if key in new else part.cut(array) for key, part in self.parts.items())
-        return lax.concatenate([lax.reshape(value, (value.size,)) for value in values], 0)
+        values = (
+            # The id of a variable that is gone may be another one's.
+            new[key] if key in new and part.variable() is not None else part.cut(array)
+            for key, part in self.parts.items()
+        )
+        # As rows: XLA computes vectors again in the loop that joins them, and there rounds
+        # otherwise, depending on what else is joined. What a step computes must not hang on that.
+        rows = [lax.reshape(value, (1, value.size)) for value in values]
+        rows.append(lax.full((1, array.size - sum(row.size for row in rows)), 0, array.dtype))
+        return lax.reshape(lax.concatenate([row for row in rows if row.size], 1), array.shape)
+
+    def merged(self, old: Tensor, array: Tensor, written: AbstractSet[int]) -> Tensor:
+        """What a program made of its array, with what was assigned to variables meanwhile.
+
+        Args:
+            old: The array that the program took.
+            array: The one that it gave.
+            written: The ids of the variables that it wrote.
+        """
+        if self._value is old:
+            return array
+        numbers = np.array(self._value)
+        for key in written & self.parts.keys():
+            where = self.parts[key].where
+            numbers[where] = np.asarray(array)[where]
+        return self._array(numbers)
 
     def _array(self, numbers: Any) -> Tensor:
         with jax.ensure_compile_time_eval(), jax.default_device(self._device):
             return jnp.asarray(numbers)
-
-    def _settled(self, variable: Variable) -> AbstractContextManager[None]:
-        """A block in which no program gives the array away."""
-        return contextlib.nullcontext() if self.readers else locked(variable)
 
 
 _ALONE = object()
@@ -188,7 +214,8 @@ def unpack(variables: Iterable[Variable]) -> None:
     packs = {id(pack): pack for v in variables if (pack := pack_of(v)) is not None}
     with moving(v for pack in packs.values() for v in pack.members()):
         for pack in packs.values():
-            pack.take_apart()
+            if pack.is_whole:  # no other thread has done so meanwhile
+                pack.take_apart()
 
 
 def _is_small(variable: Variable) -> bool:

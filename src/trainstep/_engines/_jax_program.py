@@ -5,8 +5,10 @@ jaxpr(state, arguments) --rewrite, jit, lower, compile--> executable, written st
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
+import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice, repeat, starmap
@@ -138,6 +140,7 @@ class Lean:
         self._guard = _GUARD.format(count=len(changed)) if donates else ""
         self._values = [f"v{place}" for place in range(len(changed) + len(fixed))]
         self._spread = spread
+        self._locks = {f"lock{place}": lock for place, lock in enumerate(held.locks())}
         self._lie = [v._value.sharding for v in (*changed, *fixed)]
         # The variables' own dicts: a third cheaper than attributes, and there are many of them.
         self._names = {
@@ -145,6 +148,7 @@ class Lean:
             "slots": _slots([*changed, *fixed]),
             "new": _slots(writes),
             "alone": _ALONE * len(changed),
+            **self._locks,
             **_TOOLS,
         }
         leaves = "*map(settled, leaves)"
@@ -158,12 +162,15 @@ class Lean:
         self._run = define("run(leaves)", text, self._names)
 
     def _text(self, leaves: str) -> str:
-        return _RUN.format(
+        text = _RUN.format(
             values=f"[{', '.join(self._values)}]",
             operands="".join(f"{each}, " for each in (*self._values, leaves) if each),
             guard=self._guard,
             wait=_WAIT if self._spread is not None and self._spread.waits else "",
         )
+        if not self._locks:
+            return text
+        return f"with {', '.join(self._locks)}:\n{textwrap.indent(text, '    ')}"
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
         return self._run(leaves)  # type: ignore[no-any-return]
@@ -210,11 +217,15 @@ class Careful:
 
     def _run(self, leaves: Sequence[Any]) -> list[Tensor]:
         leaves = leaves if self._feeds is None else list(map(operator.call, self._feeds, leaves))
-        with self._held.kept():  # a function on the host may look at a variable
-            results = iter(jax.block_until_ready(self._call(*map(_value, self._old), *leaves)))
-            jax.effects_barrier()  # a step may have no result that would have to be waited for
-        _consume(map(setitem, self._new, repeat("_value"), results))
-        return list(results)
+        old, count = list(map(_value, self._old)), len(self._new)
+        results = jax.block_until_ready(self._call(*old, *leaves))
+        jax.effects_barrier()  # a step may have no result that would have to be waited for
+        with contextlib.ExitStack() as locked:
+            for lock in self._held.locks():
+                locked.enter_context(lock)
+            values = self._held.settled(old, results[:count])
+            _consume(map(setitem, self._new, repeat("_value"), values))
+        return list(results[count:])
 
 
 def _slots(variables: list[Variable]) -> list[dict[str, Any]]:
