@@ -54,6 +54,7 @@ class Captures:
     def __init__(self, places: Sequence[Place], names: dict[str, Any]) -> None:
         self._names = {**names, "cap_other": other_contents, "cap_differs": other_array}
         self._watched: list[_Watched] = []
+        self._together: dict[int, tuple[list[Any], int]] = {}  # where else what was seen is kept
         self.unwatched: list[Place] = []
         tests: list[str] = []
         settings: dict[str, list[Place]] = {}  # numbers of layers and the like, by owner
@@ -71,8 +72,7 @@ class Captures:
         for each, label in zip(self._watched, labels, strict=True):
             each.label = label
         self.sites = {each.label: each.site for each in self._watched}
-        self._seen = [w.seen for w in self._watched]
-        self._names["cap_seen"] = self._seen
+        self._names["cap_seen"] = [w.seen for w in self._watched]
         self.source = Source(" or ".join(tests), self._names)
         self._stale = define("stale(cells)", f"return {self.source.text or False}", self._names)
 
@@ -92,8 +92,9 @@ class Captures:
         if len(owned) == 1:
             return f"{owned[0].text} is not cap_seen[{first}]"
         names = [place.text.rpartition(".")[2] for place in owned]
-        now = f"[(o := {owner}).{', o.'.join(names)}]"
-        return f"{now} != cap_seen[{first}:{first + len(owned)}]"
+        together = self._names[f"cap_seen{first}"] = [place.value for place in owned]
+        self._together.update((first + at, (together, at)) for at in range(len(owned)))
+        return f"[(o := {owner}).{', o.'.join(names)}] != cap_seen{first}"
 
     def holds(self, cells: Any) -> bool:
         """Whether all are as they were: at a glance, or, if something is new, by a closer look."""
@@ -115,7 +116,8 @@ class Captures:
         for index, each in enumerate(self._watched):
             now = self._now(index, cells)
             if now is not GONE:
-                each.accepted, self._seen[index] = token(now), each.keep(now)
+                each.accepted = token(now)
+                self._saw(index, now)
 
     def parts(self, cells: Any) -> Iterator[Part]:
         """The values as they are now, for a signature."""
@@ -138,8 +140,14 @@ class Captures:
         each, now = self._watched[index], self._now(index, cells)
         if now is GONE or token(now) not in (each.token, each.accepted):
             return True
-        self._seen[index] = each.keep(now)  # another object, and yet the same
+        self._saw(index, now)  # another object, and yet the same
         return False
+
+    def _saw(self, index: int, now: Any) -> None:
+        """Compares with another value from now on."""
+        seen = self._names["cap_seen"][index] = self._watched[index].keep(now)
+        together, at = self._together.get(index, ([None], 0))
+        together[at] = seen
 
 
 class _Watched:

@@ -74,9 +74,7 @@ class Arrays:
         order = self.order() if self.shuffles else None
         row = sum(leaf[:1].nbytes for leaf in self.leaves)
         step = self.size * group
-        chunk = step * max(1, _CHUNK // (row * step or 1))
-        for start in range(0, self.count, chunk):
-            rows = slice(start, start + chunk)
+        for rows in _chunks(self.count, step, _CHUNK // (row * step or 1)):
             cut = [
                 leaf[rows] if order is None else _taken(leaf, order[rows]) for leaf in self.leaves
             ]
@@ -111,6 +109,15 @@ class Arrays:
         if self._is_plain:  # a row of leaves is a batch already
             return zip(*cut, *[itertools.repeat(None)] * (3 - len(cut)), strict=False)
         return map(self.build.of, zip(*cut, strict=True))
+
+
+def _chunks(count: int, step: int, most: int) -> Iterator[slice]:
+    """Rows in chunks of 1, 2, 4, ... steps: the first is soon ready, and the others meanwhile."""
+    start, steps = 0, 1
+    while start < count:
+        yield slice(start, start + step * steps)
+        start += step * steps
+        steps = max(1, min(2 * steps, most))
 
 
 def _taken(leaf: Any, rows: Any) -> Any:

@@ -131,11 +131,12 @@ class Function(Generic[P, R]):
             self.ledger.add_compile_seconds(program.index, time.perf_counter() - started)
         return result
 
-    def shortcut(self) -> Callable[[Any], R]:
-        """The function of a tuple of arguments, one Python frame nearer to its programs."""
+    def shortcut(self, *last: Any) -> Callable[[Any], R]:
+        """The function of a tuple of arguments before the last ones, in one Python frame less."""
         programs, call, cells = self._programs, self._call, self._cells
 
-        def run(args: Any) -> R:
+        def run(first: Any) -> R:
+            args = (*first, *last)
             result: R = programs.hit(args, cells)
             return call(args, {}) if result is MISS else result
 

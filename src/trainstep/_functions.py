@@ -186,8 +186,7 @@ class StepRunner:
     def calls(self, count: int) -> Callable[[Batch], Any]:
         """What runs one batch, or a stack of `count` in one call."""
         step, classes = self._step(count)
-        run = step.shortcut()
-        return lambda batch: run((*batch, classes))
+        return step.shortcut(classes)
 
     def prepare(self, batch: Batch, count: int) -> None:
         """Builds and compiles what such a call needs."""

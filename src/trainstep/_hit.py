@@ -19,7 +19,7 @@ from trainstep._source import Source, define
 from trainstep._state import states
 
 _HIT = """
-if getattr(states.GLOBAL_STATE_TRACKER, "stateless_scope", None) is not None or not idle():
+if getattr(states.GLOBAL_STATE_TRACKER, "stateless_scope", None) is not None or not ({idle}):
     return MISS
 if len(args) != {count}:
     return MISS
@@ -89,7 +89,9 @@ def _written(
         return None
     stale = program.watch.around
     flags, run, build = program.watch.flags, _run(program, arrays), program.build.source
+    idle = arguments.engine.idle_text
     text = _HIT.format(
+        idle=idle.text,
         count=len(args),
         arguments="".join(f"a{index}, " for index in range(len(args))),
         differ=" or ".join(differ),
@@ -98,12 +100,10 @@ def _written(
         run=textwrap.indent(run.text, "    "),
         build=build.text,
     )
-    names |= {"MISS": MISS, "states": states, "idle": arguments.engine.idle, "program": program}
-    return define(
-        "hit(args, cells)",
-        text,
-        {**names, **stale.names, **flags.names, **run.names, **build.names},
-    )
+    for piece in (idle, stale, flags, run, build):
+        names |= piece.names
+    names |= {"MISS": MISS, "states": states, "program": program}
+    return define("hit(args, cells)", text, names)
 
 
 def _run(program: Program, arrays: dict[str, Any]) -> Source:

@@ -124,8 +124,7 @@ def _comparison(layers: Sequence[Any], variables: Sequence[Any]) -> Source:
             names[f"seen{count}"] = define("look()", f"return {found}", names)()
             texts.append(f"{found} != seen{count}")
 
-    for name in _FLAGS_OF_LAYERS:
-        compare(layers, "map(live, {})", attrgetter(name))
+    compare(layers, "map(live, {})", attrgetter(*_FLAGS_OF_LAYERS))
     # The variables' own dicts, which the run reads next.
     compare([v.__dict__ for v in variables], "{}", itemgetter("_trainable"))
     return Source(" or ".join(texts) or "False", names)

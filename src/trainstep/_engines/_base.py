@@ -145,6 +145,7 @@ class Engine(Protocol):
     sizes: str
     one_apart: bool  # what is recorded for sizes that vary does not serve an axis of one element
     hears_signals: bool  # SIGTERM, in one of many processes
+    idle_text: Source  # the expression of `idle()`, to be written into the path of a hit
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
         """How arrays lie over devices.

@@ -47,6 +47,7 @@ from trainstep._engines._jax_program import build
 from trainstep._engines._jax_sizes import Assumptions, assuming, needs_a_number, symbolic
 from trainstep._errors import ArgumentError, ForeignTraceError
 from trainstep._outputs import take_out
+from trainstep._source import Source
 from trainstep._state import Branch, Recorder, Recording, current_scope
 
 # What `jex.find_top_trace` returns, three Python calls nearer; every step asks for it.
@@ -73,6 +74,8 @@ class JaxEngine:
     def __init__(self) -> None:
         with jax.ensure_compile_time_eval():
             self._eager = self.place()
+        names = {"traces": _trace_state, "eager": self._eager}
+        self.idle_text = Source("traces.value is eager", names)
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Layout:
         found = jax.devices() if devices is None else [_device(each) for each in devices]
@@ -162,9 +165,10 @@ class JaxEngine:
         # Variables that the step created have their values now.
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         unseen = dict(recorder.unseen)
+        of_numpy = [type(x) is np.ndarray for x in leaves]
 
         def build_it(compiler: str, bucket: Sizes | None = None) -> Executable:
-            return build(closed, reads, writes, options, unseen)
+            return build(closed, reads, writes, options, unseen=unseen, of_numpy=of_numpy)
 
         return Traced(reads, writes, build_it)
 

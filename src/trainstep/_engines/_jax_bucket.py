@@ -14,11 +14,11 @@ import numpy as np
 
 from trainstep._engines._base import Axes, Executable, Options, Refused, Sizes, Tensor, Variable
 from trainstep._engines._jax_processes import whole
-from trainstep._engines._jax_program import Careful, Lean, build, settled_text
+from trainstep._engines._jax_program import Careful, Lean, build
 from trainstep._engines._jax_sizes import true_shape
 from trainstep._engines._masking import evaluate
 from trainstep._engines._masking._bucket import Bucket, varying
-from trainstep._engines._padding import Padding
+from trainstep._engines._padding import Padding, own
 from trainstep._source import Source
 
 
@@ -52,7 +52,7 @@ def build_bucket(
         jax.ShapeDtypeStruct(bucket.shape(aval.shape), aval.dtype) for aval in closed.in_avals
     ]
     recorded = jax.make_jaxpr(masked)(*shapes, jax.ShapeDtypeStruct((len(names),), jnp.int32))
-    run = build(recorded, reads, writes, options, unseen)
+    run = build(recorded, reads, writes, options, unseen=unseen)
     paddings = [
         Padding(array.shape, array.dtype, varying(aval.shape)) if varying(aval.shape) else None
         for array, aval in zip(shapes[len(reads) :], closed.in_avals[len(reads) :], strict=True)
@@ -95,13 +95,16 @@ class Bucketed:
 
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""
-        names: dict[str, Any] = {"bucketed": self, "known_sizes": _KnownSizes(), "here": here}
+        names: dict[str, Any] = {"bucketed": self, "known_sizes": _KnownSizes()}
+        names |= {"here": here, "own": own}
         if not isinstance(self._run, Lean):
             return Source(f"outs = bucketed(({''.join(f'{name}, ' for name in arrays)}))", names)
         leaves = []
         for (name, x), pad in zip(arrays.items(), self._paddings, strict=True):
-            given = name if type(x) is np.ndarray else f"here({name})"
-            leaves.append(f"pad_{name}({given})" if pad else settled_text(name, x))
+            is_numpy = type(x) is np.ndarray
+            given = name if is_numpy else f"here({name})"
+            kept = f"own({name})" if is_numpy else name
+            leaves.append(f"pad_{name}({given})" if pad else kept)
             names[f"pad_{name}"] = pad
         named = list(arrays)
         sizes = "".join(f"{named[leaf]}.shape[{axis}], " for leaf, axis in self._places)

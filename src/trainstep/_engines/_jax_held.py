@@ -103,7 +103,7 @@ class Held:
 
     def locks(self) -> list[Any]:
         """What is held while a program takes and replaces arrays that others may look at."""
-        return [pack.lock for pack in self._packs()]
+        return list({id(pack.lock): pack.lock for pack in self._packs()}.values())
 
     def settled(self, old: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
         """What a program gives its variables whose old state others could see and change."""

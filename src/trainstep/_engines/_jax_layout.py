@@ -7,7 +7,7 @@ and puts in the sums that the parts need; so the numbers are those of one device
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from trainstep._domain import moving
 from trainstep._engines._base import Tensor, Variable
 from trainstep._engines._jax_packs import pack_of
 from trainstep._engines._padding import own
+from trainstep._source import Source
 
 _AXIS = "data"
 _SMALL = 1024  # numbers; a variable with fewer is not worth cutting
@@ -221,6 +222,20 @@ class Spread:
         # the parts of the first may find none, and wait for each other for ever.
         self.is_shared = layout.processes > 1
         self.waits = layout.mesh.devices.flat[0].platform == "cpu"
+
+    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        """The inputs, of the arguments of a call."""
+        return [feed(x) for feed, x in zip(self.feeds, leaves, strict=True)]
+
+    def source(self, arrays: Mapping[str, Any]) -> tuple[Source, list[str]]:
+        """Statements that prepare the inputs, of arguments like these; and their expressions."""
+        inputs, names = self.taken(list(arrays))
+        return Source("", names), inputs
+
+    def taken(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """The expressions of the inputs, of those of the arguments, and what they mean."""
+        texts = [f"feeds[{place}]({text})" for place, text in enumerate(arguments)]
+        return texts, {"feeds": self.feeds}
 
     def around(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         """The step, of arguments as they are fed."""

@@ -59,16 +59,17 @@ class Pack:
         is_whole: False once it was taken apart.
         lock: Held while a program takes the array, gives it away and puts another in its place. It
             computes afterwards: so a function on the host that it calls may look at a variable.
+            Packs that are made together share it, since a program takes most of them together.
     """
 
-    def __init__(self, variables: Sequence[Variable]) -> None:
+    def __init__(self, variables: Sequence[Variable], lock: Any) -> None:
         values = [np.asarray(v._value) for v in variables]
         (self._device,) = variables[0]._value.devices()
         rest = np.zeros(max(0, _LEAST - sum(x.size for x in values)), np.float32)
         self._value = self._array(np.concatenate([*(x.ravel() for x in values), rest]))
         self.parts: dict[int, Part] = {}
         self.is_whole = True
-        self.lock = threading.RLock()
+        self.lock = lock
         start = 0
         for variable, x in zip(variables, values, strict=True):
             where = slice(start, start + x.size)
@@ -159,10 +160,11 @@ def pack(variables: Iterable[Variable], kind_of: Callable[[Variable], str | None
         variables: The variables.
         kind_of: Tells of what kind one is that may be packed; those of one kind go together.
     """
+    lock = threading.RLock()
     with _choosing:
         new = {id(v): v for v in variables if _held.get(v) is None}
         for group in _groups([(v, kind) for v in new.values() if (kind := kind_of(v))]):
-            Pack(group).put_together()
+            Pack(group, lock).put_together()
         for variable in new.values():
             if _held.get(variable) is None:
                 _held.set(variable, _ALONE)

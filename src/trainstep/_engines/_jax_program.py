@@ -17,19 +17,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core as jex
 
 from trainstep._engines._base import Options, Tensor, Variable
 from trainstep._engines._hosting import Host, surfacing
 from trainstep._engines._jax_cache import on_disk
+from trainstep._engines._jax_feeds import Feeds
 from trainstep._engines._jax_held import Held
 from trainstep._engines._jax_host import hosts_in
 from trainstep._engines._jax_layout import Spread, active, copied, lies
 from trainstep._engines._jax_packs import pack, unpack
 from trainstep._engines._jax_processes import with_others
 from trainstep._engines._jax_rewrites import rewritten
-from trainstep._engines._padding import SMALL, own
 from trainstep._errors import calls_the_host
 from trainstep._source import Source, define
 
@@ -42,7 +41,9 @@ def build(
     reads: list[Variable],
     writes: list[Variable],
     options: Options,
+    *,
     unseen: Mapping[int, str],
+    of_numpy: Sequence[bool] = (),
 ) -> Lean | Careful:
     """Compiles a recorded step.
 
@@ -54,6 +55,7 @@ def build(
         writes: Those that it writes, in the order of its outputs.
         options: What the user asked for.
         unseen: Of what kind those are that hardly anybody but a step looks at, by id.
+        of_numpy: Which of the arguments come from NumPy, as far as known.
     """
     layout = options.layout or active(reads)
     written = {id(v) for v in writes}
@@ -68,19 +70,23 @@ def build(
     fallible = _has_callback(closed.jaxpr)
     donated = range(len(held.changed)) if options.donate and not fallible else ()
     spread = None
+    feeds = Feeds(arguments, of_numpy if layout is None and not fallible else ())
     if layout is not None:
         if fallible and layout.mesh.size > 1:
             raise calls_the_host()
         axis = 1 if options.repeat else 0
         spread = Spread(layout, held.state, held.writes, arguments, held.results, axis=axis)
         fun, arguments = spread.around(fun), spread.arguments
+    else:
+        fun, arguments = feeds.around(fun, len(held.state)), feeds.inputs
     jitted = jax.jit(fun, donate_argnums=tuple(donated), **(spread.shardings if spread else {}))
     lowered = jitted.lower(*held.shapes(), *arguments)
     with on_disk():
         compiled = lowered.compile()
     if fallible:
         return Careful(compiled, held, hosts_in(closed.jaxpr), spread.feeds if spread else None)
-    return Lean(_direct_call(compiled), held, donates=bool(donated), spread=spread)
+    call = _direct_call(compiled)
+    return Lean(call, held, spread or feeds, donates=bool(donated))
 
 
 def _has_callback(jaxpr: Any) -> bool:
@@ -128,18 +134,12 @@ class Lean:
     """Runs a compiled step on the variables where they are."""
 
     def __init__(
-        self,
-        call: Callable[..., Any],
-        held: Held,
-        *,
-        donates: bool,
-        spread: Spread | None = None,
+        self, call: Callable[..., Any], held: Held, feeds: Feeds | Spread, *, donates: bool
     ) -> None:
-        self._held = held
+        self._held, self._feeds = held, feeds
         changed, fixed, writes = held.changed, held.fixed, held.writes
         self._guard = _GUARD.format(count=len(changed)) if donates else ""
         self._values = [f"v{place}" for place in range(len(changed) + len(fixed))]
-        self._spread = spread
         self._locks = {f"lock{place}": lock for place, lock in enumerate(held.locks())}
         self._lie = [v._value.sharding for v in (*changed, *fixed)]
         # The variables' own dicts: a third cheaper than attributes, and there are many of them.
@@ -148,25 +148,26 @@ class Lean:
             "slots": _slots([*changed, *fixed]),
             "new": _slots(writes),
             "alone": _ALONE * len(changed),
+            "inputs": feeds,
             **self._locks,
             **_TOOLS,
         }
-        leaves = "*map(settled, leaves)"
-        if spread is not None:
-            self._names |= {"feeds": spread.feeds, "fed": operator.call, "apart": _apart_in_parts}
-            leaves = "*map(fed, feeds, leaves)"
-            if spread.is_shared:
+        self._wait = ""
+        if isinstance(feeds, Spread):
+            self._names["apart"] = _apart_in_parts
+            self._wait = _WAIT if feeds.waits else ""
+            if feeds.is_shared:
                 self._names["call"] = with_others(call)
                 self._names["ready"] = with_others(jax.block_until_ready)
-        text = self._text(leaves) + "return outs"
+        text = self._text(["*inputs(leaves)"]) + "return outs"
         self._run = define("run(leaves)", text, self._names)
 
-    def _text(self, leaves: str) -> str:
+    def _text(self, inputs: Sequence[str]) -> str:
         text = _RUN.format(
             values=f"[{', '.join(self._values)}]",
-            operands="".join(f"{each}, " for each in (*self._values, leaves) if each),
+            operands="".join(f"{each}, " for each in (*self._values, *inputs)),
             guard=self._guard,
-            wait=_WAIT if self._spread is not None and self._spread.waits else "",
+            wait=self._wait,
         )
         if not self._locks:
             return text
@@ -182,19 +183,17 @@ class Lean:
     @property
     def is_spread(self) -> bool:
         """Whether the program runs on several devices."""
-        return self._spread is not None
+        return isinstance(self._feeds, Spread)
 
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""
-        if self.is_spread:
-            return self.running(list(arrays))
-        return self.running([settled_text(name, x) for name, x in arrays.items()])
+        fed, inputs = self._feeds.source(arrays)
+        return Source(fed.text + self._text(inputs), {**self._names, **fed.names})
 
-    def running(self, leaves: Sequence[str]) -> Source:
-        """Statements that run the program on the arrays that these expressions give."""
-        if self._spread is not None:
-            leaves = [f"feeds[{place}]({text})" for place, text in enumerate(leaves)]
-        return Source(self._text(", ".join(leaves)), self._names)
+    def running(self, arguments: Sequence[str]) -> Source:
+        """The same for arguments that nobody else writes to, given as expressions."""
+        inputs, names = self._feeds.taken(arguments)
+        return Source(self._text(inputs), {**self._names, **names})
 
 
 class Careful:
@@ -249,20 +248,6 @@ def _apart_in_parts(state: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
     return [copied(x) if count > _ALONE else x for x, count in pairs]
 
 
-# JAX reads NumPy memory later, while the caller may be filling the next batch into it: in place if
-# it is aligned; if it is large, even the copy is made on another thread. So it gets a copy of ours.
-def settled(x: Any) -> Any:
-    """An argument that nobody else will write to."""
-    return own(x) if type(x) is np.ndarray else x
-
-
-def settled_text(name: str, x: Any) -> str:
-    """The expression of the same, for an array like this one."""
-    if type(x) is not np.ndarray:
-        return name
-    return f"{name}.copy()" if x.nbytes <= SMALL else f"own({name})"
-
-
 def _count_when_alone() -> int:
     """The reference count of a buffer that only its variable holds, as `_GUARD` sees it."""
     slots = [{"_value": object()}]
@@ -277,12 +262,10 @@ _TOOLS = {
     "consume": _consume,
     "from_iterable": chain.from_iterable,
     "islice": islice,
-    "own": own,
     "ready": jax.block_until_ready,
     "refcount": sys.getrefcount,
     "repeat": repeat,
     "setitem": setitem,
-    "settled": settled,
     "starmap": starmap,
     "value": _value,
 }

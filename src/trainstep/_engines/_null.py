@@ -28,6 +28,7 @@ from trainstep._engines._base import (
 )
 from trainstep._engines._hosting import HostFunction, Results
 from trainstep._errors import runs_on_one_device
+from trainstep._source import Source
 from trainstep._state import Recorder, active
 
 
@@ -59,6 +60,7 @@ class NullEngine:
     branches_by_value = False
     loops_have_gradients = True
     one_apart = False
+    idle_text = Source("True")
 
     def __init__(self, sizes: str = "exact") -> None:
         self.sizes = sizes

@@ -7,23 +7,22 @@ an index, so that no operation becomes slow over it. Tests and `verify` fill wit
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-SMALL = 131072  # bytes; a smaller array costs less to copy twice than to align
+_SMALL = 131072  # bytes; a smaller array costs less to copy twice than to align
 _ALIGNMENT = 64
 
 Fill = Callable[[Any, Any], None]  # of the part beyond, and of the array
 
 
-def empty(shape: Sequence[int], dtype: Any) -> Any:
-    """Memory that nobody else has; a large array is aligned, so that JAX takes it as it is."""
+def aligned(shape: Sequence[int], dtype: Any) -> Any:
+    """Memory that nobody else has, and that JAX takes as it is."""
     dtype = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if size <= SMALL:
-        return np.empty(shape, dtype)
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
@@ -31,9 +30,9 @@ def empty(shape: Sequence[int], dtype: Any) -> Any:
 
 def own(x: Any) -> Any:
     """A copy of an array."""
-    if x.nbytes <= SMALL:
+    if x.nbytes <= _SMALL:
         return x.copy()
-    copy = empty(x.shape, x.dtype)
+    copy = aligned(x.shape, x.dtype)
     copy[...] = x
     return copy
 
@@ -51,8 +50,8 @@ class Padding:
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, axes: Sequence[int]) -> None:
         self._shape, self._dtype, self._axes = shape, np.dtype(dtype), list(axes)
-        small = int(np.prod(shape, dtype=np.int64)) * self._dtype.itemsize <= SMALL
-        self._make: Callable[..., Any] = np.empty if small else empty
+        small = math.prod(shape) * self._dtype.itemsize <= _SMALL
+        self._make: Callable[..., Any] = np.empty if small else aligned
 
     def __call__(self, x: Any) -> Any:
         """A copy of an array, padded."""

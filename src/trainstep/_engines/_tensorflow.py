@@ -41,6 +41,7 @@ from trainstep._engines._tensorflow_host import host_call
 from trainstep._engines._tensorflow_sizes import specs as sizes_unknown
 from trainstep._engines._tensorflow_sizes import unknown_sizes
 from trainstep._errors import calls_the_host
+from trainstep._source import Source
 from trainstep._state import Branch, Recorder, current_scope, initialize_pending
 
 
@@ -55,6 +56,7 @@ class TensorFlowEngine:
     loops_have_gradients = True
     one_apart = False
     sizes = "dynamic"
+    idle_text = Source("executing_eagerly()", {"executing_eagerly": tf.executing_eagerly})
 
     array_types: tuple[type, ...] = (EagerTensor,)
 

@@ -61,6 +61,7 @@ from trainstep._engines._torch_state import (
     write_back,
 )
 from trainstep._errors import calls_the_host
+from trainstep._source import Source
 from trainstep._state import Branch, Recorder
 
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -78,6 +79,7 @@ class TorchEngine:
     loops_have_gradients = True
     one_apart = True
     sizes = "dynamic"
+    idle_text = Source("True")
     array_types: tuple[type, ...] = (torch.Tensor,)
 
     def __init__(self) -> None:
