@@ -113,6 +113,7 @@ class Feed:
         self._depth = min(_DEEP, _MOST // size) if size else 0
         # Memory, and the parts of it that the arguments go to; the first was used longest ago.
         self._pieces: deque[tuple[Any, ...]] = deque()
+        self._alone = _ALONE + len(arguments)  # references to memory that only its piece holds
 
     @property
     def _is_shared(self) -> bool:
@@ -138,7 +139,7 @@ class Feed:
             self._more()
         self._pieces.rotate(-1)
         whole, *parts = self._pieces[-1]
-        if _refcount(whole) > _ALONE:
+        if _refcount(whole) > self._alone:
             whole, *parts = self._more()
         for part, x in zip(parts, given, strict=True):
             part[...] = x
@@ -155,7 +156,7 @@ class Feed:
             self._more()
         parts = [f"{name}_{place}" for place in range(len(arrays))]
         filled = [f"{part}[...] = {array}\n" for part, array in zip(parts, arrays, strict=True)]
-        text = _FREE.format(name=name, parts=", ".join(parts), alone=_ALONE) + "".join(filled)
+        text = _FREE.format(name=name, parts=", ".join(parts), alone=self._alone) + "".join(filled)
         pieces = self._pieces
         names = {f"{name}_pieces": pieces, f"{name}_turn": pieces.rotate, "refcount": _refcount}
         return Source(text, {**names, f"{name}_more": self._more}), name
@@ -197,7 +198,7 @@ _refcount = sys.getrefcount
 
 
 def _count_when_alone() -> int:
-    """The reference count of memory that only its piece holds, as `_FREE` sees it."""
+    """The reference count of memory that only its piece holds, but not in parts, in `_FREE`."""
     pieces = [(object(),)]
     (whole,) = pieces[-1]
     return _refcount(whole)

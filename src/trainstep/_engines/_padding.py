@@ -20,12 +20,15 @@ Fill = Callable[[Any, Any], None]  # of the part beyond, and of the array
 
 
 def aligned(shape: Sequence[int], dtype: Any) -> Any:
-    """Memory that nobody else has, and that JAX takes as it is."""
+    """Memory that nobody else has, and that JAX takes as it is.
+
+    Who holds a view of the array that is returned holds that array, too. For the owner of an array,
+    NumPy looks as far as there are arrays; so its memory is of another kind.
+    """
     dtype = np.dtype(dtype)
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
+    memory = bytearray(math.prod(shape) * dtype.itemsize + _ALIGNMENT)
+    start = -np.frombuffer(memory, np.uint8).ctypes.data % _ALIGNMENT
+    return np.ndarray(shape, dtype, memory, start)
 
 
 def own(x: Any) -> Any:

@@ -38,6 +38,7 @@ from trainstep._engines._base import (
 )
 from trainstep._engines._hosting import Host, HostFunction, Results, surfacing
 from trainstep._engines._tensorflow_host import host_call
+from trainstep._engines._tensorflow_rewrites import rewritten
 from trainstep._engines._tensorflow_sizes import specs as sizes_unknown
 from trainstep._engines._tensorflow_sizes import unknown_sizes
 from trainstep._errors import calls_the_host
@@ -175,14 +176,18 @@ class TensorFlowEngine:
             return _spread(record[0], leaves, axes, recorder, options)
         if options.repeat:
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
-            several = tf.function(partial(_repeated, concrete, options.repeat), autograph=False)
-            concrete = several.get_concrete_function(*specs)
 
         def build(compiler: str, bucket: Sizes | None = None) -> Executable:
-            if compiler == "xla":
-                whole = tf.function(partial(concrete), autograph=False, jit_compile=True)
-                return _executable(whole.get_concrete_function(*specs), hosts)
-            return _executable(concrete, hosts)
+            jit = compiler == "xla"
+            step = rewritten(concrete) if jit else concrete
+            if options.repeat:
+                step = partial(_repeated, step, options.repeat)
+            elif not jit:
+                return _executable(step, hosts)
+            whole = tf.function(partial(step), autograph=False, jit_compile=jit)
+            run = _executable(whole.get_concrete_function(*specs), hosts)
+            run.step = step  # type: ignore[attr-defined]  # TensorFlow forgets what nobody has
+            return run
 
         compilers = ("graph",) if hosts else self.compilers  # XLA cannot call the host
         return Traced(list(recorder.reads.values()), writes, build, compilers=compilers)
