@@ -1,6 +1,6 @@
 """TensorFlow: operations of a recorded step, replaced by others that XLA runs faster on a CPU.
 
-    graph --each operation: a rule gives a function for it, or leaves it--> graph of the same numbers
+    graph --each operation: a function in its place, or itself--> graph of the same numbers
 
 XLA goes over the windows of a pooling one by one, and for its gradient once more, which takes as
 long as all the rest of a small convnet. Where windows do not overlap, they are axes of their own
@@ -20,16 +20,16 @@ from trainstep._engines._base import Tensor
 Function = Callable[..., Tensor]
 
 
-def rewritten(concrete: Any) -> Callable[..., Any]:
-    """A function that does what a recorded one does, to be compiled by XLA; itself if it can be."""
-    if not any(d.device_type == "CPU" for d in tf.config.get_visible_devices()):
-        return concrete  # type: ignore[no-any-return]
+def rewritten(concrete: Any) -> Any:
+    """A recorded function that computes the same, faster by XLA on a CPU; itself if it is."""
     graph = concrete.graph
+    if any(device.device_type != "CPU" for device in tf.config.get_visible_devices()):
+        return concrete
     found = {op.name: (op, fn) for op in graph.get_operations() if (fn := _replacement(op))}
     if not found:
-        return concrete  # type: ignore[no-any-return]
+        return concrete
     given, definition = list(concrete.inputs), graph.as_graph_def()
-    made = {name: _made(op, fn) for name, (op, fn) in found.items()}
+    made = {name: _recorded(fn, op.inputs) for name, (op, fn) in found.items()}
     for node in definition.node:
         if node.name in found:
             _call_instead(node, found[node.name][0], made[node.name])
@@ -49,13 +49,14 @@ def rewritten(concrete: Any) -> Callable[..., Any]:
         )
         return returned
 
-    run.functions = made  # type: ignore[attr-defined]  # TensorFlow forgets those that nobody has
-    return run
+    new = _recorded(run, given[: len(given) - len(concrete.captured_inputs)])
+    new.functions = made  # TensorFlow forgets those that nobody has
+    return new
 
 
-def _made(op: Any, fn: Function) -> Any:
-    """A function for the inputs of an operation."""
-    specs = [tf.TensorSpec(x.shape, x.dtype) for x in op.inputs]
+def _recorded(fn: Function, inputs: Sequence[Tensor]) -> Any:
+    """A function for such inputs."""
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in inputs]
     return tf.function(fn, autograph=False).get_concrete_function(*specs)
 
 
@@ -80,6 +81,7 @@ def _replacement(op: Any) -> Function | None:
         or window[0] != 1
         or window[3] != 1
         or None in shape.as_list()[1:]
+        or any(size < part for size, part in zip(shape[1:3], window[1:3], strict=True))
         or not op.inputs[0].dtype.is_floating
     ):
         return None
@@ -112,10 +114,10 @@ class _Windows:
         def spread(x: Tensor) -> Tensor:
             return tf.reshape(x, (-1, down, 1, across, 1, self._channels))
 
-        # Where one is not a number, the largest is none either, and no comparison is true.
-        wins = tf.logical_not(self._apart(images) < spread(largest))
-        order = np.arange(rows * columns, 0, -1, np.float32).reshape(1, 1, rows, 1, columns, 1)
-        places = tf.where(wins, order, 0.0)
+        # Earlier places count more, those of the largest number most: one is always the first.
+        count = rows * columns
+        order = (count - np.arange(count, dtype=np.float32)).reshape(1, 1, rows, 1, columns, 1)
+        places = tf.where(self._apart(images) == spread(largest), order + count, order)
         first = places == tf.reduce_max(places, (2, 4), keepdims=True)
         sent = tf.where(first, spread(slopes), tf.zeros((), slopes.dtype))
         images_again = tf.reshape(sent, (-1, down * rows, across * columns, self._channels))

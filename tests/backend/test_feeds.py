@@ -1,0 +1,202 @@
+"""NumPy arguments on their way to JAX: nobody's later batch is read in place of theirs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+if keras.backend.backend() != "jax":
+    pytest.skip("how arguments get to JAX", allow_module_level=True)
+
+import jax.numpy as jnp
+from keras import ops
+
+import trainstep as ts
+from trainstep._engines import _jax_feeds
+from trainstep._engines._jax_feeds import Feed, Feeds
+from trainstep._engines._padding import aligned
+
+KINDS = [
+    ("float32", "float32"),
+    ("float32", "int32"),
+    ("int32", "uint32", "float32"),
+    ("float16", "float32"),
+    ("bool", "uint8", "float32"),
+]
+
+
+def filled(number: int, dtype: str, rows: int = 6) -> np.ndarray:
+    return np.full((rows, 3), number % 7, dtype)
+
+
+def total(arrays: Any) -> Any:
+    return sum(ops.sum(ops.cast(x, "float32")) for x in arrays)
+
+
+def slow_step() -> Callable[..., Any]:
+    """Adds its arguments up, but not before it has waited for the last call, which takes long."""
+    state = keras.Variable(np.zeros(2, "float32"))
+
+    @ts.function(shapes="exact")
+    def step(*arrays):
+        wave = ops.eye(150) * 0.5 + ops.sum(state.value)
+        for _ in range(8):
+            wave = ops.tanh(wave @ wave)
+        state.assign(state * 0.0 + ops.sum(wave) * 0.0)
+        return total(arrays) + ops.sum(state.value)
+
+    return step
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+def test_a_call_that_waits_reads_its_own_batch(kinds: tuple[str, ...]) -> None:
+    step, batch = slow_step(), [filled(0, kind) for kind in kinds]
+    results = []
+
+    for number in range(60):
+        for array in batch:  # the caller's memory is the same each time
+            array[...] = number % 7
+        results.append(step(*batch))
+
+    ones = [float(filled(1, kind).astype("float32").sum()) for kind in kinds]
+    for number, result in enumerate(results):
+        wanted = sum(
+            n * (bool(number % 7) if k == "bool" else number % 7)
+            for n, k in zip(ones, kinds, strict=True)
+        )
+        assert float(result) == wanted, number
+
+
+def test_the_first_calls_of_a_program_read_their_own_batches() -> None:
+    """Those take another way through JAX, which holds a view of what it was handed."""
+    for _ in range(3):
+        step = slow_step()
+        results = [step(filled(n, "float32"), filled(n, "int32")) for n in range(5)]
+        assert [float(r) for r in results] == [36.0 * n for n in range(5)]
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+@pytest.mark.parametrize("on_device", [(), (0,), (1,), (0, 1)], ids=str)
+def test_arrays_of_jax_may_come_in_the_place_of_numpys(
+    kinds: tuple[str, ...], on_device: tuple[int, ...]
+) -> None:
+    step = ts.function(lambda *arrays: [x * 2 if x.dtype != bool else x for x in arrays])
+    rng = np.random.default_rng(0)
+    for turn in range(4):
+        batch = [(rng.normal(size=(6, 3)) * 9).astype(kind) for kind in kinds]
+        batch = [np.abs(x) if x.dtype.kind == "u" else x for x in batch]
+        mixed = [
+            jnp.asarray(x) if turn and place in on_device else x for place, x in enumerate(batch)
+        ]
+        for got, x in zip(step(*mixed), batch, strict=True):
+            np.testing.assert_array_equal(got, x if x.dtype == bool else x * x.dtype.type(2))
+            assert got.dtype == x.dtype
+    assert step.trace_count == 1
+
+
+def test_bits_of_numbers_are_kept_when_kinds_share_an_input() -> None:
+    step = ts.function(lambda floats, ints: (floats, ints))
+    bits = np.array([0x7FC00001, 0x7F800001, 1, 0x80000000, 0xFF800000, 0x3F800000], np.uint32)
+
+    for _ in range(3):
+        floats, ints = step(bits.view("float32"), bits.view("int32"))
+
+    np.testing.assert_array_equal(np.asarray(ints), bits.view("int32"))
+    np.testing.assert_array_equal(np.asarray(floats).view("uint32"), bits)
+
+
+def test_an_argument_that_is_returned_stays_as_it_is() -> None:
+    step = ts.function(lambda x, y: (x, y))
+    kept = [step(filled(n, "float32"), filled(n, "float32")) for n in range(6)]
+
+    for number, pair in enumerate(kept):
+        for each in pair:
+            np.testing.assert_array_equal(each, filled(number, "float32"))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (2, 0)], ids=str)
+def test_arrays_of_any_shape(shape: tuple[int, ...]) -> None:
+    step = ts.function(lambda x, y: (x + 1, ops.sum(y)), shapes="exact")
+    for number in range(4):
+        x, y = np.full(shape, number, "float32"), filled(number, "float32")
+        first, second = step(x, y)
+        np.testing.assert_array_equal(first, x + 1)
+        assert float(second) == y.sum()
+
+
+def test_arrays_that_are_not_contiguous() -> None:
+    step = ts.function(lambda x, y: (x * 1, y * 1))
+    x, y = np.arange(24.0, dtype="float32").reshape(4, 6), np.arange(8.0, dtype="float32")[::2]
+    for _ in range(3):
+        first, second = step(x.T, y)
+        np.testing.assert_array_equal(first, x.T)
+        np.testing.assert_array_equal(second, y)
+
+
+def test_memory_is_used_again_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(_jax_feeds, "aligned", lambda *how: made.append(1) or aligned(*how))
+    quick = ts.function(lambda x, y: ops.sum(x) + ops.sum(y))
+    for number in range(300):
+        float(quick(filled(number, "float32"), filled(number, "float32")))
+    assert len(made) < 30
+
+    step = slow_step()
+    kept = [step(filled(n, "float32")) for n in range(150)]
+    assert float(kept[-1]) == filled(149, "float32").sum()
+    (feed,) = feeds_of(step)._feeds
+    assert len(feed._pieces) <= 34
+
+
+def test_large_batches_are_not_kept() -> None:
+    feed = Feed([0], [np.zeros((1 << 22, 2), "float32")])
+    made = feed([np.ones((1 << 22, 2), "float32")])
+
+    assert made.all()
+    assert not feed._pieces
+
+
+def test_only_small_numbers_of_one_word_share_an_input() -> None:
+    arrays = [np.zeros(n, d) for n, d in [(4, "f4"), (4, "i4"), (9000, "f4"), (4, "i2"), (4, "?")]]
+
+    def sizes(of_numpy: list[bool]) -> list[tuple[int, ...]]:
+        return [each.shape for each in Feeds(arrays, of_numpy).inputs]
+
+    assert sizes([True] * 5) == [(8,), (9000,), (4,), (4,)]
+    assert sizes([False, True, True, True, True]) == [(4,), (4,), (9000,), (4,), (4,)]
+    assert sizes([]) == [(4,), (4,), (9000,), (4,), (4,)]
+
+
+def test_a_step_that_runs_in_the_middle_of_itself_spoils_nothing() -> None:
+    """A handler of a signal runs the step, between any two instructions of another call of it."""
+    step, wrong, runs = ts.function(lambda x, y: ops.sum(x) + ops.sum(y)), [], []
+
+    def run(number: int) -> None:
+        result = float(step(filled(number, "float32"), filled(number, "float32")))
+        if result != 36.0 * (number % 7):
+            wrong.append((number, result))
+
+    run(1)
+    run(1)
+    before = signal.signal(signal.SIGALRM, lambda *_: (runs.append(1), run(len(runs))))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        for number in range(2000):
+            run(number)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+    assert runs
+    assert not wrong
+
+
+def feeds_of(step: Any) -> Feeds:
+    (program,) = step._programs.all()
+    found: Feeds = program.executable._feeds
+    return found
