@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 from keras import ops, tree
 
 from trainstep._batch import both_weights
@@ -77,7 +78,7 @@ class Steps:
         self._build(x, y, y_pred, weights)
         self._recipe.start_metrics(fresh, compiled=True)
         loss = self._loss(x, y, y_pred, weights, training=training)
-        self._recipe.tracker.update_state(loss, sample_weight=batch_size(x))
+        _track(self._recipe.tracker, loss, batch_size(x))
         return loss
 
     def predict(self, x: Any) -> Any:
@@ -115,6 +116,17 @@ class Steps:
             with discarded():
                 self._loss(x, y, y_pred, weights, training=True)
                 self._model.compute_metrics(x, y, y_pred, sample_weight=weights)
+
+
+def _track(tracker: Any, loss: Any, rows: Any) -> None:
+    """Enters the loss of so many rows into its metric."""
+    if type(tracker) is not keras.metrics.Mean or len(loss.shape) != 0:
+        tracker.update_state(loss, sample_weight=rows)
+        return
+    # What that does with one number, in a fourth of its operations.
+    rows = ops.convert_to_tensor(rows, dtype=tracker.dtype)
+    tracker.total.assign_add(ops.cast(loss, tracker.dtype) * rows)
+    tracker.count.assign_add(rows)
 
 
 def batch_size(x: Any) -> Any:
