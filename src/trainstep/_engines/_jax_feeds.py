@@ -28,8 +28,9 @@ from trainstep._source import Source
 
 _SMALL = 8192  # numbers: to cut a larger array out of others takes longer than to hand it over
 _WORD = 4  # bytes of a number of those that share an input
-_DEEP = 34  # JAX lets 32 calls wait
-_MOST = 1 << 24  # bytes of one input that are kept to be used again
+# How often an input of so many bytes is kept to be used again. JAX lets 32 calls wait; where a
+# batch is larger, its step takes long, and new memory little of it.
+_KEPT = ((1 << 14, 34), (1 << 22, 4))
 
 
 class Feeds:
@@ -110,7 +111,7 @@ class Feed:
         shape = (self._ends[-1],) if self._is_shared else arguments[0].shape
         self.input = jax.ShapeDtypeStruct(shape, dtype)
         size = self._ends[-1] * dtype.itemsize
-        self._depth = min(_DEEP, _MOST // size) if size else 0
+        self._depth = next((depth for most, depth in _KEPT if 0 < size <= most), 0)
         # Memory, and the parts of it that the arguments go to; the first was used longest ago.
         self._pieces: deque[tuple[Any, ...]] = deque()
         self._alone = _ALONE + len(arguments)  # references to memory that only its piece holds
