@@ -161,6 +161,13 @@ def test_large_batches_are_not_kept() -> None:
     assert not feed._pieces
 
 
+def test_many_arguments_that_are_large_together() -> None:
+    step = ts.function(lambda *arrays: total(arrays))
+    for number in range(3):
+        arrays = [np.full(8192, number + place, "float32") for place in range(140)]
+        assert float(step(*arrays)) == sum(8192.0 * (number + place) for place in range(140))
+
+
 def test_only_small_numbers_of_one_word_share_an_input() -> None:
     arrays = [np.zeros(n, d) for n, d in [(4, "f4"), (4, "i4"), (9000, "f4"), (4, "i2"), (4, "?")]]
 

@@ -132,10 +132,8 @@ class Feed:
 
     def __call__(self, given: Sequence[Any]) -> Any:
         """The input, of its arguments."""
-        if not all(type(x) is np.ndarray for x in given):
-            return self._on_device(*given)
-        if not self._depth:
-            return own(given[0])
+        if not self._lands(given):
+            return self._otherwise(*given)
         if not self._pieces:
             self._more()
         self._pieces.rotate(-1)
@@ -148,11 +146,11 @@ class Feed:
 
     def source(self, name: str, arrays: Mapping[str, Any]) -> tuple[Source, str]:
         """Statements that prepare the input, and its expression, for arguments like these."""
-        if not all(type(x) is np.ndarray for x in arrays.values()):
-            on_device = f"{name}_of({', '.join(arrays)})" if self._is_shared else next(iter(arrays))
-            return Source("", {f"{name}_of": self._on_device}), on_device
-        if not self._depth:
-            return Source("", {"own": own}), f"own({next(iter(arrays))})"
+        (first, *_), given = arrays, list(arrays.values())
+        if not self._is_shared and type(given[0]) is not np.ndarray:
+            return Source(""), first
+        if not self._lands(given):
+            return Source("", {f"{name}_of": self._otherwise}), f"{name}_of({', '.join(arrays)})"
         if not self._pieces:
             self._more()
         parts = [f"{name}_{place}" for place in range(len(arrays))]
@@ -162,8 +160,12 @@ class Feed:
         names = {f"{name}_pieces": pieces, f"{name}_turn": pieces.rotate, "refcount": _refcount}
         return Source(text, {**names, f"{name}_more": self._more}), name
 
-    def _on_device(self, *given: Any) -> Any:
-        """The input, of arguments some of which are on the device."""
+    def _lands(self, given: Sequence[Any]) -> bool:
+        """Whether such arguments go to memory that is used again."""
+        return self._depth > 0 and all(type(x) is np.ndarray for x in given)
+
+    def _otherwise(self, *given: Any) -> Any:
+        """The input, of arguments that are large, or some of which are on the device."""
         copies = [own(x) if type(x) is np.ndarray else x for x in given]
         return _joined(self.input.dtype, *copies) if self._is_shared else copies[0]
 
