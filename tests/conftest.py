@@ -34,7 +34,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_common(item: pytest.Item) -> bool:
     """Whether a test is about no engine in particular."""
-    own = ("sizes", "masking", "rewrites", "native", "host", "parts", "feeds", "devices", "equality")
+    own = (
+        "sizes",
+        "masking",
+        "rewrites",
+        "native",
+        "host",
+        "parts",
+        "feeds",
+        "devices",
+        "equality",
+    )
     return item.path.parent.name in ("backend", "graph", "distribution") and not any(
         word in f"{item.path.name} {item.name}" for word in own
     )
