@@ -201,14 +201,15 @@ class _Packed(keras.Variable):  # type: ignore[misc]
 
 def assign(variables: Sequence[Variable], values: Sequence[Any]) -> None:
     """Gives variables values, those of a pack at once."""
-    by_pack: dict[int, list[tuple[Variable, Any]]] = {}
+    by_pack: dict[int, tuple[Pack, list[tuple[Variable, Any]]]] = {}
     for variable, value in zip(variables, values, strict=True):
-        if pack_of(variable) is None:
+        pack = pack_of(variable)
+        if pack is None:
             variable.assign(value)
         else:
-            by_pack.setdefault(id(pack_of(variable)), []).append((variable, value))
-    for new in by_pack.values():
-        pack_of(new[0][0]).write(new)  # type: ignore[union-attr]
+            by_pack.setdefault(id(pack), (pack, []))[1].append((variable, value))
+    for pack, new in by_pack.values():
+        pack.write(new)
 
 
 def unpack(variables: Iterable[Variable]) -> None:
