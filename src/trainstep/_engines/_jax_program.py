@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice, repeat, starmap
 from operator import itemgetter, setitem
 from typing import Any
@@ -29,6 +30,7 @@ from trainstep._engines._jax_layout import Spread, active, copied, lies
 from trainstep._engines._jax_packs import pack, unpack
 from trainstep._engines._jax_processes import with_others
 from trainstep._engines._jax_rewrites import rewritten
+from trainstep._engines._jax_small import as_one_kernel, compiled_small, is_small
 from trainstep._errors import calls_the_host
 from trainstep._source import Source, define
 
@@ -58,10 +60,11 @@ def build(
         of_numpy: Which of the arguments come from NumPy, as far as known.
     """
     layout = options.layout or active(reads)
+    on_cpu = jax.default_backend() == "cpu"
     written = {id(v) for v in writes}
     if layout is not None:
         unpack([*reads, *writes])
-    elif jax.default_backend() == "cpu":
+    elif on_cpu:
         closed = rewritten(closed)
         pack([*reads, *writes], lambda v: unseen.get(id(v)) if id(v) in written else None)
     held = Held(closed, reads, writes, options.repeat)
@@ -79,10 +82,14 @@ def build(
         fun, arguments = spread.around(fun), spread.arguments
     else:
         fun, arguments = feeds.around(fun, len(held.state)), feeds.inputs
-    jitted = jax.jit(fun, donate_argnums=tuple(donated), **(spread.shardings if spread else {}))
-    lowered = jitted.lower(*held.shapes(), *arguments)
+    jit = partial(jax.jit, donate_argnums=tuple(donated), **(spread.shardings if spread else {}))
+    operands, compiled = [*held.shapes(), *arguments], None
     with on_disk():
-        compiled = lowered.compile()
+        if spread is None and not fallible and on_cpu and is_small(closed):
+            lowered = jit(as_one_kernel(fun)).lower(*operands)
+            compiled = compiled_small(lowered, at_once=is_small(closed, options.repeat))
+        if compiled is None:
+            compiled = jit(fun).lower(*operands).compile()
     if fallible:
         return Careful(compiled, held, hosts_in(closed.jaxpr), spread.feeds if spread else None)
     call = _direct_call(compiled)
