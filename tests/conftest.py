@@ -42,6 +42,7 @@ def _is_common(item: pytest.Item) -> bool:
         "host",
         "parts",
         "feeds",
+        "small",
         "devices",
         "equality",
     )

@@ -108,6 +108,7 @@ class Steps:
         # What they are is returned, and so there is no need to ask the metrics themselves.
         for metric in self._model.metrics:
             note_unseen("metric", metric.variables)
+        note_unseen("metric", [self._recipe.fresh])
         return values
 
     def _build(self, x: Any, y: Any, y_pred: Any, weights: Any) -> None:

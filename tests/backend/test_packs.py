@@ -69,13 +69,62 @@ def test_small_slots_and_metrics_of_a_trainer_are_packed_and_weights_are_not() -
     trainer = trainer_of()
     trainer.train_on_batch(X, Y)
 
-    slots, metrics = slots_of(trainer), [v for m in trainer.metrics for v in m.variables]
+    metrics = [v for m in trainer.metrics for v in m.variables]
+    of_optimizer = [pack_of(v) for v in trainer.optimizer.variables]
+    of_metrics = [pack_of(v) for v in (*metrics, trainer._recipe.fresh)]
 
-    assert len({id(pack_of(v)) for v in slots}) == 1
-    assert len({id(pack_of(v)) for v in metrics}) == 1
-    assert pack_of(slots[0]) is not pack_of(metrics[0])
-    others = [*trainer.model.variables, trainer.optimizer.iterations]
-    assert all(pack_of(v) is None and type(v) is keras.Variable for v in others)
+    assert len(of_optimizer) == 10  # two slots for each of four, the count and the rate
+    assert len(set(map(id, of_optimizer))) == len(set(map(id, of_metrics))) == 1
+    assert None not in (of_optimizer[0], of_metrics[0])
+    assert of_optimizer[0] is not of_metrics[0]
+    weights = trainer.model.variables
+    assert all(pack_of(v) is None and type(v) is keras.Variable for v in weights)
+
+
+def test_numbers_of_every_kind_keep_their_bits() -> None:
+    given = [
+        np.array([np.nan, -0.0, 1e-42, np.inf], "float32"),
+        np.array([0, -1, 2**31 - 1, -(2**31)], "int32"),
+        np.array([0, 1, 2**32 - 1], "uint32"),
+        np.array([[True], [False]]),
+    ]
+    variables = [keras.Variable(x, dtype=str(x.dtype), trainable=False) for x in given]
+    _jax_packs.pack(variables, {id(v): "some" for v in variables})
+    pack = pack_of(variables[0])
+
+    @ts.function
+    def turned(step):
+        for v in variables:
+            v.assign(ops.flip(v.value, axis=0))
+        return [v.value + 0 if v.dtype != "bool" else v.value for v in variables]
+
+    def bits(arrays: Any) -> list[bytes]:
+        return [np.asarray(x).tobytes() for x in arrays]
+
+    assert bits(v.value for v in variables) == bits(given)
+    assert [str(v.value.dtype) for v in variables] == [str(x.dtype) for x in given]
+    turned(1)
+    assert bits(v.value for v in variables) == bits(x[::-1].copy() for x in given)
+    turned(1)
+    assert all(pack_of(v) is pack for v in variables)
+    for variable, x in zip(variables, given, strict=True):
+        variable.assign(x[::-1].copy())
+    assert bits(v.value for v in variables) == bits(x[::-1].copy() for x in given)
+
+
+def test_a_learning_rate_that_is_set_and_looked_at_between_steps(apart: Any) -> None:
+    def run() -> list[Any]:
+        trainer, seen = trainer_of(), []
+        for rate in (0.1, 0.01, 0.5):
+            trainer.optimizer.learning_rate = rate
+            trainer.train_on_batch(X, Y)
+            seen.append(np.float32(trainer.optimizer.learning_rate))
+            seen.append(np.asarray(trainer.optimizer.iterations.value))
+        assert seen[1::2] == [1, 2, 3]
+        assert seen[1].dtype == np.int32
+        return [*seen, *state_of(trainer)]
+
+    assert_same(run(), apart(run), **ROUNDING)
 
 
 def test_large_slots_and_metrics_of_a_function_have_arrays_of_their_own() -> None:
@@ -95,7 +144,7 @@ def test_large_slots_and_metrics_of_a_function_have_arrays_of_their_own() -> Non
     step(X, Y)
 
     packed = {v.path for v in optimizer.variables if pack_of(v) is not None}
-    sizes = {v.path: v.value.size for v in optimizer.variables if v.value.ndim}
+    sizes = {v.path: v.value.size for v in optimizer.variables}
     assert packed == {path for path, size in sizes.items() if size <= 1024}
     assert 1200 in sizes.values()
     assert all(pack_of(v) is None for v in mae.variables)

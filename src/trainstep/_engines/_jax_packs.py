@@ -18,15 +18,16 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 from jax import lax
+from jax._src.lib import xla_client
+from jax.sharding import SingleDeviceSharding
 
 from trainstep._beside import Beside
 from trainstep._domain import moving
@@ -37,16 +38,44 @@ _LEAST = 128  # numbers in a pack; see `Pack.joined`
 _ROOM = 65536  # numbers in a pack: assigning to one variable copies all of them
 
 
+_BITS = np.dtype(np.uint32)  # of a pack: whatever numbers they mean, they move about unchanged
+_DTYPES = frozenset(map(np.dtype, (np.float32, np.int32, np.uint32, np.bool_)))
+
+
 class Part(NamedTuple):
-    """Where in a pack a variable is."""
+    """Where in a pack a variable is, and what its bits mean."""
 
     variable: weakref.ref[Any]
     where: slice
     shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
     def cut(self, array: Tensor) -> Tensor:
         """Its value, inside a program."""
-        return lax.reshape(lax.slice(array, (self.where.start,), (self.where.stop,)), self.shape)
+        bits = lax.slice(array, (self.where.start,), (self.where.stop,))
+        value = bits != 0 if self.dtype == np.bool_ else lax.bitcast_convert_type(bits, self.dtype)
+        return lax.reshape(value, self.shape)
+
+    def bits(self, value: Tensor) -> Tensor:
+        """The part of an array for its value, inside a program."""
+        if self.dtype == np.bool_:
+            return lax.convert_element_type(value, _BITS)
+        return lax.bitcast_convert_type(value, _BITS)
+
+    def read(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A copy of its value, on the host."""
+        bits = array[self.where]
+        value = bits != 0 if self.dtype == np.bool_ else bits.view(self.dtype)
+        return np.array(value).reshape(self.shape)
+
+    def write(self, array: np.ndarray[Any, Any], value: Any) -> None:
+        """Puts its value into an array on the host."""
+        array[self.where] = _bits_of(np.asarray(value, self.dtype))
+
+
+def _bits_of(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    flat = value.ravel()
+    return flat.astype(_BITS) if value.dtype == np.bool_ else flat.view(_BITS)
 
 
 class Pack:
@@ -65,29 +94,29 @@ class Pack:
     def __init__(self, variables: Sequence[Variable], lock: Any) -> None:
         values = [np.asarray(v._value) for v in variables]
         (self._device,) = variables[0]._value.devices()
-        rest = np.zeros(max(0, _LEAST - sum(x.size for x in values)), np.float32)
-        self._value = self._array(np.concatenate([*(x.ravel() for x in values), rest]))
+        self._sharding = SingleDeviceSharding(self._device)
+        rest = np.zeros(max(0, _LEAST - sum(x.size for x in values)), _BITS)
+        self._value = self._array(np.concatenate([*map(_bits_of, values), rest]))
         self.parts: dict[int, Part] = {}
         self.is_whole = True
         self.lock = lock
         start = 0
         for variable, x in zip(variables, values, strict=True):
             where = slice(start, start + x.size)
-            self.parts[id(variable)] = Part(weakref.ref(variable), where, x.shape)
+            self.parts[id(variable)] = Part(weakref.ref(variable), where, x.shape, x.dtype)
             start += x.size
 
     def read(self, variable: Variable) -> Tensor:
         """The value of a variable, as an array of its own."""
-        part = self.parts[id(variable)]
         with self.lock:
-            return self._array(np.array(np.asarray(self._value)[part.where]).reshape(part.shape))
+            return self._array(self.parts[id(variable)].read(np.asarray(self._value)))
 
     def write(self, new: Sequence[tuple[Variable, Any]]) -> None:
         """Gives some of the variables values."""
         with self.lock:
             numbers = np.array(self._value)
             for variable, value in new:
-                numbers[self.parts[id(variable)].where] = np.asarray(value).ravel()
+                self.parts[id(variable)].write(numbers, value)
             self._value = self._array(numbers)
 
     def members(self) -> list[Variable]:
@@ -118,7 +147,9 @@ class Pack:
         """The array with new values of some of the variables, by id, inside a program."""
         values = (
             # The id of a variable that is gone may be another one's.
-            new[key] if key in new and part.variable() is not None else part.cut(array)
+            part.bits(new[key])
+            if key in new and part.variable() is not None
+            else lax.slice(array, (part.where.start,), (part.where.stop,))
             for key, part in self.parts.items()
         )
         # As rows: XLA computes vectors again in the loop that joins them, and there rounds
@@ -143,9 +174,10 @@ class Pack:
             numbers[where] = np.asarray(array)[where]
         return self._array(numbers)
 
-    def _array(self, numbers: Any) -> Tensor:
-        with jax.ensure_compile_time_eval(), jax.default_device(self._device):
-            return jnp.asarray(numbers)
+    def _array(self, numbers: np.ndarray[Any, Any]) -> Tensor:
+        # What `jnp.asarray` comes down to, which takes ten times as long on the way.
+        aval = jax.core.ShapedArray(numbers.shape, numbers.dtype)
+        return xla_client.batched_device_put(aval, self._sharding, [numbers], [self._device], False)
 
 
 _ALONE = object()
@@ -153,17 +185,17 @@ _held: Beside[Any] = Beside()  # by which pack a variable is held, or that it is
 _choosing = threading.RLock()
 
 
-def pack(variables: Iterable[Variable], kind_of: Callable[[Variable], str | None]) -> None:
+def pack(variables: Iterable[Variable], kinds: Mapping[int, str]) -> None:
     """Chooses how variables are held, where that was not chosen yet.
 
     Args:
         variables: The variables.
-        kind_of: Tells of what kind one is that may be packed; those of one kind go together.
+        kinds: Of what kind those are that may be packed, by id; those of one kind go together.
     """
     lock = threading.RLock()
     with _choosing:
         new = {id(v): v for v in variables if _held.get(v) is None}
-        for group in _groups([(v, kind) for v in new.values() if (kind := kind_of(v))]):
+        for group in _groups([(v, kinds[key]) for key, v in new.items() if key in kinds]):
             Pack(group, lock).put_together()
         for variable in new.values():
             if _held.get(variable) is None:
@@ -227,7 +259,7 @@ def _is_small(variable: Variable) -> bool:
         type(variable) is keras.Variable
         and not variable.trainable
         and value is not None
-        and value.dtype == jnp.float32
+        and value.dtype in _DTYPES
         and 0 < math.prod(value.shape) <= _LARGEST
         and not value.committed
     )

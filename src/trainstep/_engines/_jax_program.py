@@ -66,7 +66,9 @@ def build(
         unpack([*reads, *writes])
     elif on_cpu:
         closed = rewritten(closed)
-        pack([*reads, *writes], lambda v: unseen.get(id(v)) if id(v) in written else None)
+        # What is only read of a kind goes along with what is written.
+        kinds = {kind for key, kind in unseen.items() if key in written}
+        pack([*reads, *writes], {key: kind for key, kind in unseen.items() if kind in kinds})
     held = Held(closed, reads, writes, options.repeat)
     fun, arguments = held.program(), held.arguments
     # A callback may raise after it was dispatched. Such a step keeps the old state until its end.
