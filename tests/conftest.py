@@ -43,6 +43,7 @@ def _is_common(item: pytest.Item) -> bool:
         "parts",
         "feeds",
         "small",
+        "signals",
         "devices",
         "equality",
     )

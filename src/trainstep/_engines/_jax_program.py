@@ -30,6 +30,7 @@ from trainstep._engines._jax_layout import Spread, active, copied, lies
 from trainstep._engines._jax_packs import pack, unpack
 from trainstep._engines._jax_processes import with_others
 from trainstep._engines._jax_rewrites import rewritten
+from trainstep._engines._jax_signals import Late, keeping_signals
 from trainstep._engines._jax_small import as_one_kernel, compiled_small, is_small
 from trainstep._errors import calls_the_host
 from trainstep._source import Source, define
@@ -94,8 +95,9 @@ def build(
             compiled = jit(fun).lower(*operands).compile()
     if fallible:
         return Careful(compiled, held, hosts_in(closed.jaxpr), spread.feeds if spread else None)
+    late = keeping_signals(compiled)
     call = _direct_call(compiled)
-    return Lean(call, held, spread or feeds, donates=bool(donated))
+    return Lean(call, held, spread or feeds, late, donates=bool(donated))
 
 
 def _has_callback(jaxpr: Any) -> bool:
@@ -114,8 +116,8 @@ def _direct_call(compiled: Any) -> Callable[..., Any]:
 
 
 # Python's part of a step. One call in C runs the program and stores the new state: Ctrl-C, which
-# Python handles between its own instructions, falls before or after the whole of it. What the
-# iterator then still holds are the outputs.
+# Python handles between its own instructions, falls before or after the whole of it, or is kept
+# until then (`_jax_signals`). What the iterator then still holds are the outputs.
 # The values are unpacked, each to a name: a list that grows to hold hundreds is moved many times
 # in the process's heap, which XLA's threads use, too, and that takes longer than all the rest.
 _RUN = """
@@ -126,6 +128,8 @@ results = from_iterable(starmap(call, (operands,)))
 del operands
 consume(map(setitem, new, repeat("_value"), results))
 outs = list(results)
+if late:
+    late.pop()()
 {wait}
 """
 _WAIT = "ready(outs or [slot['_value'] for slot in new])"
@@ -143,7 +147,13 @@ class Lean:
     """Runs a compiled step on the variables where they are."""
 
     def __init__(
-        self, call: Callable[..., Any], held: Held, feeds: Feeds | Spread, *, donates: bool
+        self,
+        call: Callable[..., Any],
+        held: Held,
+        feeds: Feeds | Spread,
+        late: Late,
+        *,
+        donates: bool,
     ) -> None:
         self._held, self._feeds = held, feeds
         changed, fixed, writes = held.changed, held.fixed, held.writes
@@ -158,6 +168,7 @@ class Lean:
             "new": _slots(writes),
             "alone": _ALONE * len(changed),
             "inputs": feeds,
+            "late": late,
             **self._locks,
             **_TOOLS,
         }
