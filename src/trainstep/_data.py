@@ -18,6 +18,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from trainstep import _engines
 from trainstep._batch import check_dense, check_lengths, check_positive, is_several, unpacked
 from trainstep._errors import ArgumentError
 from trainstep._outputs import take_out
@@ -103,9 +104,10 @@ class Arrays:
         return itertools.chain.from_iterable(batches for _, batches in self.epoch(1))
 
     def _stacked(self, leaves: Sequence[Any], group: int) -> Iterator[Batch]:
-        """Full batches, or groups of them, one after the other; NumPy cuts them, not Python."""
+        """Full batches, or groups of them, one after the other; Python does not cut them."""
         lead = (-1, self.size) if group == 1 else (-1, group, self.size)
-        cut = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in leaves]
+        rows = _engines.current().rows
+        cut = [rows(leaf.reshape(*lead, *leaf.shape[1:])) for leaf in leaves]
         if self._is_plain:  # a row of leaves is a batch already
             return zip(*cut, *[itertools.repeat(None)] * (3 - len(cut)), strict=False)
         return map(self.build.of, zip(*cut, strict=True))

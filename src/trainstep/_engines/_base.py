@@ -9,7 +9,7 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -176,6 +176,10 @@ class Engine(Protocol):
 
     def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
         """Gives variables values, which are NumPy arrays of their shapes and dtypes."""
+        ...
+
+    def rows(self, array: Any) -> Iterable[Any]:
+        """What a NumPy array has along its first axis, as programs take it the soonest."""
         ...
 
     def draws(self) -> Any:
