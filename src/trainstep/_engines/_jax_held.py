@@ -42,7 +42,10 @@ class Held:
         # Of a pack that is written, the other parts are read; and what the second of several steps
         # finds, the first has to begin with.
         read |= {key: h for key, h in written.items() if repeat or isinstance(h, Pack)}
-        self.changed = [h for key, h in read.items() if key in written]
+        changed = [h for key, h in read.items() if key in written]
+        # Packs last: with one of them first, XLA orders the kernels of a deep network otherwise,
+        # and they take a seventh longer.
+        self.changed = sorted(changed, key=lambda h: isinstance(h, Pack))
         self.fixed = [h for key, h in read.items() if key not in written]
         # JAX pairs donated inputs with outputs of their shape in the order it finds them. In one
         # order, every variable gets its own buffer back; in another, XLA has to copy most of them.
