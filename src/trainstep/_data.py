@@ -114,12 +114,12 @@ class Arrays:
 
 
 def _chunks(count: int, step: int, most: int) -> Iterator[slice]:
-    """Rows in chunks of 1, 2, 4, ... steps: the first is soon ready, and the others meanwhile."""
+    """Rows in chunks of 1, 8, 64, ... steps: the first is soon ready, and the others meanwhile."""
     start, steps = 0, 1
     while start < count:
         yield slice(start, start + step * steps)
         start += step * steps
-        steps = max(1, min(2 * steps, most))
+        steps = max(1, min(8 * steps, most))
 
 
 def _taken(leaf: Any, rows: Any) -> Any:

@@ -136,7 +136,7 @@ class Function(Generic[P, R]):
         programs, call, cells = self._programs, self._call, self._cells
 
         def run(first: Any) -> R:
-            args = (*first, *last)
+            args = first + last
             result: R = programs.hit(args, cells)
             return call(args, {}) if result is MISS else result
 

@@ -5,7 +5,7 @@ The loop knows nothing of arrays or engines: a feed gives batches, a runner take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -60,6 +60,12 @@ def run_epoch(
     step, size, values = 0, 1, Values()
     for count, batches in feed.epoch(group):
         run, size = runner.calls(count), count
+        if not watched and run_of is None:
+            calls, values = _run_unwatched(run, batches, flags, stop, values)
+            step += calls * size
+            if flags.get(stop):
+                return step, runner.logs(values, size)[-1]
+            continue
         for batch in batches:
             if run_of is not None and run_of.passes(runner, batch, step, size):
                 step += size
@@ -79,6 +85,23 @@ def run_epoch(
     if step and not values:  # all of them were run before a stop
         return step, Logs(runner.now())
     return step, runner.logs(values, size)[-1]
+
+
+def _run_unwatched(
+    run: Callable[[Batch], Values],
+    batches: Iterable[Batch],
+    flags: Values,
+    stop: str,
+    values: Values,
+) -> tuple[int, Values]:
+    """Runs batches until their end, or until it is to stop; on small networks, each line counts."""
+    calls = 0
+    for batch in batches:
+        values = run(batch)
+        calls += 1
+        if flags.get(stop):
+            break
+    return calls, values
 
 
 def _tell(kind: str, step: int, logs: Sequence[Logs], callbacks: Callbacks) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -33,15 +34,15 @@ class Build:
 
     Attributes:
         source: The expression that does it, of a sequence `outs`.
-        of: The function that does it.
     """
-
-    __slots__ = ("of", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.of: Callable[[Sequence[Any]], Any]
-        self.of = define("build(outs)", f"return {source.text}", source.names)
+
+    @cached_property
+    def of(self) -> Callable[[Sequence[Any]], Any]:
+        """The function that does it."""
+        return define("build(outs)", f"return {self.source.text}", self.source.names)
 
 
 def take_out(

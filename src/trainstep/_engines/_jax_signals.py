@@ -63,7 +63,7 @@ def _kept() -> Callable[[], None]:
         handler = signal.getsignal(number)
         if callable(handler):  # Python's; others do not run Python
             handlers[number] = handler
-            signal.signal(number, lambda *signal: came.append(signal))
+            signal.signal(number, lambda *it: came.append(it))
 
     def handle() -> None:
         for number, handler in handlers.items():

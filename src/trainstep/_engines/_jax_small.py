@@ -108,14 +108,18 @@ def compiled_small(lowered: Any, *, at_once: bool) -> Any | None:
     Returns:
         What `lowered.compile()` does; None if XLA cannot.
     """
-    if at_once:
-        arguments = lowered._lowering.compile_args
-        arguments["backend"] = _at_once(arguments["backend"])
     try:
+        if at_once:
+            arguments = lowered._lowering.compile_args
+            arguments["backend"] = _at_once(arguments["backend"])
         # XLA's libraries of kernels cannot be called from within one.
         return lowered.compile({"xla_cpu_experimental_ynn_fusion_type": ""})
-    except jax.errors.JaxRuntimeError:  # an operation in a form that is not known
+    except _CANNOT:
         return None
+
+
+# An operation in a form that is not known; or a JAX whose private parts are others.
+_CANNOT = (jax.errors.JaxRuntimeError, AttributeError, KeyError, TypeError)
 
 
 class _AtOnce:

@@ -47,6 +47,7 @@ from trainstep._source import Source
 from trainstep._state import Branch, Recorder, current_scope, initialize_pending
 
 _TOGETHER = 256  # rows that become tensors in one operation
+_LARGE = 1 << 14  # bytes of a row that becomes one by itself
 
 
 class TensorFlowEngine:
@@ -89,7 +90,8 @@ class TensorFlowEngine:
         assign_each(variables, values)
 
     def rows(self, array: Any) -> Iterable[Any]:
-        if array.dtype.kind not in "fiub":  # what a step cannot take is told by who checks batches
+        # Of large rows, a copy more takes longer. What is no number is told by who checks batches.
+        if array[:1].nbytes > _LARGE or array.dtype.kind not in "fiub":
             yield from array
             return
         for start in range(0, len(array), _TOGETHER):
