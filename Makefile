@@ -18,12 +18,11 @@ TESTING := $(QUIET) OMP_NUM_THREADS=1
 demo: $(VENV)/base.done
 	$(QUIET) KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/digits.py
 
-# One process per engine and part, as many at a time as there are processors, in an order that
-# keeps two of them busy.
+# One process per engine and part, as many at a time as there are processors, the longest first.
 ENGINES := jax torch tensorflow
 test: $(VENV)/all.done
-	@$(MAKE) --no-print-directory -j$(JOBS) steps-jax steps-torch doctor-tensorflow \
-	  steps-tensorflow doctor-torch doctor-jax devices-jax \
+	@$(MAKE) --no-print-directory -j$(JOBS) steps-jax steps-torch devices-jax \
+	  steps-tensorflow doctor-tensorflow doctor-torch doctor-jax \
 	  devices-tensorflow devices-torch
 
 PYTEST = $(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)
