@@ -205,8 +205,9 @@ def _note_reader(variable: Any) -> None:
     if context is not None:
         recorder.layers.setdefault(id(context.entry_layer), context.entry_layer)
     names = global_state.get_global_attribute("name_scope_stack")
-    if names and isinstance(names[-1].caller, keras.optimizers.Optimizer):
-        recorder.unseen[id(variable)] = "slot"
+    if names and isinstance(optimizer := names[-1].caller, keras.optimizers.Optimizer):
+        count = getattr(optimizer, "_iterations", variable)  # which some read outside this scope
+        recorder.unseen[id(variable)] = recorder.unseen[id(count)] = "slot"
 
 
 def note_unseen(kind: str, variables: Iterable[Any]) -> None:

@@ -70,15 +70,51 @@ def test_small_slots_and_metrics_of_a_trainer_are_packed_and_weights_are_not() -
     trainer.train_on_batch(X, Y)
 
     metrics = [v for m in trainer.metrics for v in m.variables]
-    of_optimizer = [pack_of(v) for v in trainer.optimizer.variables]
+    of_optimizer = [pack_of(v) for v in (*slots_of(trainer), trainer.optimizer.iterations)]
     of_metrics = [pack_of(v) for v in (*metrics, trainer._recipe.fresh)]
 
-    assert len(of_optimizer) == 10  # two slots for each of four, the count and the rate
     assert len(set(map(id, of_optimizer))) == len(set(map(id, of_metrics))) == 1
     assert None not in (of_optimizer[0], of_metrics[0])
     assert of_optimizer[0] is not of_metrics[0]
-    weights = trainer.model.variables
-    assert all(pack_of(v) is None and type(v) is keras.Variable for v in weights)
+    others = [*trainer.model.variables, trainer.optimizer.learning_rate]
+    assert all(pack_of(v) is None and type(v) is keras.Variable for v in others)
+
+
+@pytest.mark.parametrize("name", ["sgd", "rmsprop", "adam"])
+def test_keras_fits_on_after_a_trainer(name: str) -> None:
+    """Its `fit` takes every value away for a while, and gives it back."""
+
+    def run(trained_by: Any) -> list[np.ndarray]:
+        model = model_of(6)
+        model.compile(keras.optimizers.get(name), "mse", metrics=["mae"])
+        trained_by(model).train_on_batch(X, Y)
+        model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        trained_by(model).train_on_batch(X, Y)
+        return values_of([*model.variables, *model.optimizer.variables])
+
+    assert_same(run(ts.Trainer), run(lambda model: model), rtol=1e-6, atol=1e-6)
+
+
+def test_the_count_of_an_optimizer_is_pickled_as_a_plain_variable() -> None:
+    trainer = trainer_of()
+    trainer.train_on_batch(X, Y)
+    count = trainer.optimizer.iterations
+    assert pack_of(count) is not None
+
+    again = pickle.loads(pickle.dumps(count))
+
+    assert type(again) is keras.Variable
+    assert (int(again.value), again.path, again.dtype) == (1, count.path, count.dtype)
+
+
+def test_what_another_thread_assigns_while_a_pack_is_made_is_kept() -> None:
+    variables = [keras.Variable(float(i), trainable=False) for i in range(3)]
+    pack = _jax_packs.Pack(variables, threading.RLock())
+    variables[1].assign(7.0)
+
+    pack.put_together()
+
+    assert [float(v.value) for v in variables] == [0.0, 7.0, 2.0]
 
 
 def test_numbers_of_every_kind_keep_their_bits() -> None:
@@ -144,7 +180,7 @@ def test_large_slots_and_metrics_of_a_function_have_arrays_of_their_own() -> Non
     step(X, Y)
 
     packed = {v.path for v in optimizer.variables if pack_of(v) is not None}
-    sizes = {v.path: v.value.size for v in optimizer.variables}
+    sizes = {v.path: v.value.size for v in optimizer.variables if v is not optimizer.learning_rate}
     assert packed == {path for path, size in sizes.items() if size <= 1024}
     assert 1200 in sizes.values()
     assert all(pack_of(v) is None for v in mae.variables)

@@ -117,6 +117,41 @@ def test_an_error_of_the_program_puts_the_handlers_back(monkeypatch: pytest.Monk
     assert total.numpy().tolist() == [1, 1, 1]
 
 
+def test_a_handler_that_raises_while_others_are_replaced_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, came = signal.signal, []
+
+    def interrupt(*_: Any) -> None:
+        raise InterruptedError
+
+    def pressed(number: int, handler: Any) -> Any:
+        before = real(number, handler)
+        if number == signal.SIGINT and signal.getsignal(signal.SIGUSR1) is interrupt:
+            signal.raise_signal(signal.SIGUSR1)
+        return before
+
+    total, add = counter()
+    before = real(signal.SIGUSR1, interrupt)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "signal", pressed)
+            with pytest.raises(InterruptedError):
+                add(X)
+        assert signal.getsignal(signal.SIGUSR1) is interrupt
+        real(signal.SIGUSR1, lambda *_: came.append(1))
+        signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        real(signal.SIGUSR1, before)
+        real(signal.SIGINT, signal.default_int_handler)
+
+    assert came == [1]
+    add(X)
+    assert total.numpy().tolist() == [1, 1, 1]
+
+
 def test_another_thread_keeps_no_signals(presses: list[int]) -> None:
     total, add = counter()
     seen = []

@@ -6,6 +6,8 @@ otherwise the last bit of a number differs: 1.2e-7 of it was seen after five ste
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -241,6 +243,81 @@ def test_the_draws_of_a_small_step_are_those_of_the_other_way(as_ever: Any) -> N
         return [np.asarray(value) for _ in range(2) for value in draw(X)]
 
     assert_same(run(), as_ever(run), rtol=0, atol=1e-7)
+
+
+UNUSED = """
+import keras, numpy as np, trainstep as ts
+from keras import layers, ops
+from trainstep._engines import _jax_program
+
+made, real = [], _jax_program.compiled_small
+def noted(lowered, **how):
+    made.append(real(lowered, **how))
+    return made[-1]
+_jax_program.compiled_small = noted
+
+x = ops.convert_to_tensor(np.arange(6, dtype="float32").reshape(2, 3) + 1)
+i = ops.convert_to_tensor(np.arange(6, dtype="int32"))
+number = keras.Variable(3, dtype="int32", trainable=False)
+flag = keras.Variable(False, dtype="bool", trainable=False)
+one = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+steps = [
+    lambda: ts.function(lambda x: ops.argmax(one(x), -1))(x),
+    lambda: ts.function(lambda x: (number.assign(number * 0), x + 1)[1])(x),
+    lambda: ts.function(lambda x: (number.assign(number - number), x + 1)[1])(x),
+    lambda: ts.function(lambda x: (flag.assign(ops.logical_and(flag, False)), x + 1)[1])(x),
+    lambda: ts.function(lambda x: (flag.assign(ops.logical_or(flag, True)), x + 1)[1])(x),
+    lambda: ts.function(lambda x: x**0)(x),
+    lambda: ts.function(lambda i: ops.equal(i, i))(i),
+    lambda: ts.function(lambda i, x: ops.where(i >= i, 1.0, 0.0))(i, x),
+]
+for step in steps:
+    step()
+assert len(made) == len(steps) and None not in made, made
+assert (int(number.value), bool(flag.value)) == (0, True)
+print("all ran")
+"""
+
+
+def test_what_nothing_uses_once_it_is_simplified_does_not_end_the_process() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", UNUSED], capture_output=True, text=True, check=False
+    )
+
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.strip().endswith("all ran")
+
+
+def test_programs_at_random_give_the_numbers_of_the_other_way(as_ever: Any) -> None:
+    rng = np.random.default_rng(5)
+    unary = [jnp.tanh, jnp.abs, lambda x: x * 0, lambda x: x[::-1], jnp.exp, lambda x: -x]
+    binary = [jnp.add, jnp.multiply, jnp.maximum, lambda a, b: jnp.where(a > b, a, b - 1)]
+    whole = [jnp.sum, jnp.max, lambda x: jnp.mean(x, 0), lambda x: x.T @ x, jnp.argmax]
+    for _ in range(25):
+        variables = [keras.Variable(normal(3, 4, seed=k), trainable=False) for k in range(4)]
+        start = values_of(variables)
+        plan = [(rng.integers(3), *rng.integers(0, 99, 4)) for _ in range(8)]
+
+        def step(x, variables=variables, plan=plan):
+            values = [x, *(v.value for v in variables)]
+            for kind, *at in plan:
+                a, b = (values[place % len(values)] for place in at[:2])
+                new = unary[at[2] % 6](a) if kind else binary[at[2] % 4](a, b)
+                values.append(jnp.clip(new, -5, 5))
+                variables[at[3] % 4].assign(values[-1])
+            return [
+                function(values[place % len(values)])
+                for (_, place, *_), function in zip(plan, whole, strict=False)
+            ]
+
+        def run(variables=variables, start=start, step=step):
+            for variable, value in zip(variables, start, strict=True):
+                variable.assign(value)
+            made = ts.function(lambda x: step(x))
+            outs = [np.asarray(out) for _ in range(2) for out in made(normal(3, 4, seed=9))]
+            return [*outs, *values_of(variables)]
+
+        assert_same(run(), as_ever(run), rtol=1e-5, atol=1e-5)
 
 
 # What is not small ---------------------------------------------------------------------------

@@ -92,7 +92,8 @@ class Pack:
     """
 
     def __init__(self, variables: Sequence[Variable], lock: Any) -> None:
-        values = [np.asarray(v._value) for v in variables]
+        self._taken = [v._value for v in variables]  # what was read, until it is put together
+        values = [np.asarray(x) for x in self._taken]
         (self._device,) = variables[0]._value.devices()
         self._sharding = SingleDeviceSharding(self._device)
         rest = np.zeros(max(0, _LEAST - sum(x.size for x in values)), _BITS)
@@ -126,12 +127,16 @@ class Pack:
 
     def put_together(self) -> None:
         """Makes this the place of the variables' values."""
-        for part in self.parts.values():  # in an order that may be broken off at any point
+        # In an order that may be broken off at any point.
+        for part, taken in zip(self.parts.values(), self._taken, strict=True):
             variable = part.variable()
             assert variable is not None
             variable.__class__ = _Packed
             _held.set(variable, self)
-            del variable.__dict__["_value"]
+            last = variable.__dict__.pop("_value")
+            if last is not taken:  # another thread has assigned it meanwhile
+                self.write([(variable, last)])
+        self._taken.clear()
 
     def take_apart(self) -> None:
         """Gives every variable an array of its own; no program may be using them."""
@@ -221,14 +226,18 @@ class _Packed(keras.Variable):  # type: ignore[misc]
         pack = pack_of(self)
         if pack is None:
             self.__dict__["_value"] = value
-        else:
+        elif value is not None:  # Keras's `fit` takes values away for a while, to save memory
             pack.write([(self, value)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy is a plain variable."""
-        plain = keras.Variable.__new__(keras.Variable)
-        vars(plain).update(vars(self), _value=self._value)
-        return plain.__reduce_ex__(protocol)
+        return _plain, ({**vars(self), "_value": self._value},)
+
+
+def _plain(state: dict[str, Any]) -> Variable:
+    variable = keras.Variable.__new__(keras.Variable)
+    vars(variable).update(state)
+    return variable
 
 
 def assign(variables: Sequence[Variable], values: Sequence[Any]) -> None:

@@ -67,9 +67,10 @@ def build(
         unpack([*reads, *writes])
     elif on_cpu:
         closed = rewritten(closed)
-        # What is only read of a kind goes along with what is written.
-        kinds = {kind for key, kind in unseen.items() if key in written}
-        pack([*reads, *writes], {key: kind for key, kind in unseen.items() if kind in kinds})
+        # What an optimizer only reads are rates and limits, which people set between the steps: in
+        # a pack, that would wait for the step before.
+        kinds = {k: kind for k, kind in unseen.items() if k in written or kind != "slot"}
+        pack([*reads, *writes], kinds)
     held = Held(closed, reads, writes, options.repeat)
     fun, arguments = held.program(), held.arguments
     # A callback may raise after it was dispatched. Such a step keeps the old state until its end.
@@ -87,12 +88,14 @@ def build(
         fun, arguments = feeds.around(fun, len(held.state)), feeds.inputs
     jit = partial(jax.jit, donate_argnums=tuple(donated), **(spread.shardings if spread else {}))
     operands, compiled = [*held.shapes(), *arguments], None
-    with on_disk():
-        if spread is None and not fallible and on_cpu and is_small(closed):
-            lowered = jit(as_one_kernel(fun)).lower(*operands)
+    if spread is None and not fallible and on_cpu and is_small(closed):
+        lowered = jit(as_one_kernel(fun)).lower(*operands)
+        with on_disk():
             compiled = compiled_small(lowered, at_once=is_small(closed, options.repeat))
-        if compiled is None:
-            compiled = jit(fun).lower(*operands).compile()
+    if compiled is None:
+        lowered = jit(fun).lower(*operands)
+        with on_disk():
+            compiled = lowered.compile()
     if fallible:
         return Careful(compiled, held, hosts_in(closed.jaxpr), spread.feeds if spread else None)
     late = keeping_signals(compiled)

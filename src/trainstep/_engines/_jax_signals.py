@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax._src.interpreters import pxla
 
 Late = list[Callable[[], None]]  # what is to be done once the new state is in place
@@ -49,7 +50,7 @@ class _Keeping(pxla.ExecuteReplicated):  # type: ignore[misc]
         try:
             results = super().__call__(*args)
         except BaseException:
-            handle()  # nothing was given away for good
+            handle()  # nothing was given away
             raise
         _late[self].append(handle)
         return results
@@ -59,17 +60,35 @@ def _kept() -> Callable[[], None]:
     """Keeps signals from their handlers; gives a function that lets them through."""
     came: list[tuple[int, Any]] = []
     handlers: dict[int, Any] = {}
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        if callable(handler):  # Python's; others do not run Python
-            handlers[number] = handler
-            signal.signal(number, lambda *it: came.append(it))
+    is_over = False
+
+    def keep(number: int, frame: Any) -> None:
+        if is_over:  # an exception has kept a handler from being put back
+            handlers[number](number, frame)
+        else:
+            came.append((number, frame))
 
     def handle() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        nonlocal is_over
+        is_over = True
         with contextlib.ExitStack() as each:  # all of them, even if one raises
             for number, frame in reversed(came):
                 each.callback(handlers[number], number, frame)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
+    try:
+        for number in signal.valid_signals() - _others():
+            handler = signal.getsignal(number)
+            if callable(handler):  # Python's; others do not run Python
+                handlers[number] = handler
+                signal.signal(number, keep)
+    except BaseException:  # of a handler that was not replaced yet
+        handle()
+        raise
     return handle
+
+
+def _others() -> set[int]:
+    """Signals that somebody hears without Python knowing, as JAX does in one of many processes."""
+    return {signal.SIGTERM} if jax.distributed.is_initialized() else set()

@@ -14,16 +14,20 @@ that it never calls. What XLA cannot compile so is compiled as ever.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex
 
 from trainstep._engines._base import Tensor
+
+_log = logging.getLogger("trainstep")
 
 # Measured on networks of one to twelve layers, see `benchmarks.compare`: a larger step gains from
 # XLA's threads and its libraries, and one of more equations compiles longer than otherwise.
@@ -51,9 +55,14 @@ _CALLS = frozenset(["jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp
 
 def is_small(closed: Any, repeat: int = 0) -> bool:
     """Whether a step, or so many of them, are shorter than the way to another thread."""
-    works = list(_works(closed.jaxpr))
-    work = sum(works) * max(repeat, 1)
-    return len(works) <= _EQUATIONS and work <= _WORK and bool(closed.out_avals)
+    jaxpr = closed.jaxpr
+    works = [*_works(jaxpr), *(float(_size(v)) for v in jaxpr.outvars)]
+    return (
+        len(works) <= _EQUATIONS
+        and sum(works) * max(repeat, 1) <= _WORK
+        and bool(jaxpr.outvars)
+        and all(v.aval.dtype in _DTYPES and _size(v) for v in jaxpr.invars)
+    )
 
 
 def _works(jaxpr: Any) -> Iterable[float]:
@@ -88,14 +97,30 @@ _DTYPES = frozenset(map(np.dtype, ["bool", "int32", "uint32", "float32"]))
 
 
 def as_one_kernel(fun: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
-    """A function that calls this one as XLA calls small loops of its own."""
-    inner = jax.jit(fun)
+    """A function that calls this one as XLA calls small loops of its own.
+
+    It has one more result, of a bit of every operand: XLA ends the process if, once it has
+    simplified the kernel, there is an operand that nothing uses.
+    """
+
+    def used(*operands: Tensor) -> list[Tensor]:
+        return [*fun(*operands), functools.reduce(lax.bitwise_xor, map(_word, operands))]
+
+    inner = jax.jit(used)
 
     def called(*operands: Tensor) -> list[Tensor]:
         first, *others = inner(*operands)
         return [set_xla_metadata(first, inlineable="false", xla_cpu_small_call="true"), *others]
 
     return called
+
+
+def _word(x: Tensor) -> Tensor:
+    """The first of the numbers of an array, as bits."""
+    first = lax.reshape(lax.slice(x, [0] * x.ndim, [1] * x.ndim), ())
+    if first.dtype == np.bool_:
+        return lax.convert_element_type(first, np.uint32)
+    return lax.bitcast_convert_type(first, np.uint32)
 
 
 def compiled_small(lowered: Any, *, at_once: bool) -> Any | None:
@@ -114,7 +139,8 @@ def compiled_small(lowered: Any, *, at_once: bool) -> Any | None:
             arguments["backend"] = _at_once(arguments["backend"])
         # XLA's libraries of kernels cannot be called from within one.
         return lowered.compile({"xla_cpu_experimental_ynn_fusion_type": ""})
-    except _CANNOT:
+    except _CANNOT as error:
+        _log.debug("a small step is compiled as others are: %s", error)
         return None
 
 

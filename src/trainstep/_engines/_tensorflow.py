@@ -90,8 +90,9 @@ class TensorFlowEngine:
         assign_each(variables, values)
 
     def rows(self, array: Any) -> Iterable[Any]:
-        # Of large rows, a copy more takes longer. What is no number is told by who checks batches.
-        if array[:1].nbytes > _LARGE or array.dtype.kind not in "fiub":
+        # Of large rows, a copy more takes longer. What no step takes is told by who checks batches.
+        plain = array.dtype.kind in "fiub" and array.dtype.itemsize <= 8
+        if array[:1].nbytes > _LARGE or not plain:
             yield from array
             return
         for start in range(0, len(array), _TOGETHER):
