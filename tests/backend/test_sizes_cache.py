@@ -38,8 +38,10 @@ from trainstep.testing import wait_for_compilation
 
 def run(width, sizes=(8, 5, 8)):
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(width, "tanh")])
-    trainer = ts.Trainer(model, keras.optimizers.SGD(0.1), "mse")
+    # Large enough to compile for a while: what is compiled at once is not worth a file.
+    hidden = [layers.Dense(8, "gelu"), layers.LayerNormalization(), layers.Dense(8, "relu")]
+    model = keras.Sequential([keras.Input((4,)), *hidden, layers.Dense(width, "tanh")])
+    trainer = ts.Trainer(model, keras.optimizers.Adam(0.1), "mse")
     rng = np.random.default_rng(0)
     losses = []
     for n in sizes:

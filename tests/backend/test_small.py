@@ -344,6 +344,11 @@ def test_what_is_larger_or_not_known_is_compiled_as_ever(name: str, compiled: li
     assert not compiled
 
 
+def test_a_step_that_takes_nothing_is_compiled_as_ever(compiled: list[Any]) -> None:
+    assert float(ts.function(lambda: ops.sum(ops.ones(3)))()) == 3.0
+    assert not compiled
+
+
 def test_what_xla_cannot_compile_so_is_compiled_as_ever(
     compiled: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

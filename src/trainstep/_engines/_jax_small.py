@@ -60,7 +60,7 @@ def is_small(closed: Any, repeat: int = 0) -> bool:
     return (
         len(works) <= _EQUATIONS
         and sum(works) * max(repeat, 1) <= _WORK
-        and bool(jaxpr.outvars)
+        and bool(jaxpr.invars and jaxpr.outvars)
         and all(v.aval.dtype in _DTYPES and _size(v) for v in jaxpr.invars)
     )
 
