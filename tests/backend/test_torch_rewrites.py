@@ -14,6 +14,7 @@ if keras.backend.backend() != "torch":
 
 import torch
 from keras import layers
+from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
@@ -187,6 +188,25 @@ def test_what_many_read_is_computed_once() -> None:
     assert_same(plain, after, x)
     few = torch.randn(8, 3)
     assert KEPT not in operations(rewritten(recorded(normalized, few)))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_number_that_many_read_is_computed_once(shape: tuple[int, ...]) -> None:
+    """Like the step size of Adam. Inductor by itself takes two powers for every few weights."""
+    x, rate = torch.randn(40, 50), torch.full(shape, 0.9)
+    plain = recorded(lambda x, rate: x * (1 - rate**2.5), x, rate)
+    after = rewritten(plain)
+    assert_same(plain, after, x, rate)
+
+    def loop_with_the_power(module: Any) -> str:
+        with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
+            run, (text,) = run_and_get_code(torch._inductor.compile, module, [x, rate])
+            torch.testing.assert_close(list(run(x, rate)), list(plain(x, rate)))
+        (loop,) = (loop for loop in text.split("for(")[1:] if "pow(" in loop)
+        return loop
+
+    assert "x0<static_cast<int64_t>(2000L)" in loop_with_the_power(plain)
+    assert "x0<static_cast<int64_t>(2L)" in loop_with_the_power(after)
 
 
 def test_what_is_updated_in_place_is_left_alone() -> None:

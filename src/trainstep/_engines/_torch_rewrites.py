@@ -157,7 +157,7 @@ def _pad_in_order(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.target in _PADDING_GRADIENTS:
             plain = [
-                _in_memory(graph, given, torch.empty(_example(given).shape, device="meta").stride())
+                _in_memory(given, torch.empty(_example(given).shape, device="meta").stride())
                 for given in node.args[:2]
             ]
             node.args = (*plain, *node.args[2:])
@@ -190,20 +190,31 @@ for _kind in ("CPU", "Meta"):
 def _compute_small_ones_once(graph: Graph) -> None:
     for node in list(graph.nodes):
         if _computes(node) and _is_read_by_much_larger(node):
-            kept = _in_memory(graph, node, _example(node).stride())
-            node.replace_all_uses_with(
-                kept, delete_user_cb=lambda user, kept=kept: user is not kept
-            )
+            readers = list(node.users)
+            kept = _in_memory(node, _example(node).stride())
+            for reader in readers:
+                reader.replace_input_with(node, kept)
 
 
-def _in_memory(graph: Graph, node: Node, strides: Sequence[int]) -> Node:
+def _in_memory(node: Node, strides: Sequence[int]) -> Node:
     """A value, computed and put into memory with these strides before anything reads it."""
     from torch._inductor import inductor_prims  # slow to import; here, inductor will be used
 
-    with graph.inserting_after(node):
-        kept = graph.call_function(inductor_prims.force_stride_order, (node, list(strides)))
+    shape = _example(node).shape
+    if math.prod(shape) > 1:
+        kept = _after(node, inductor_prims.force_stride_order, list(strides))
+    else:  # one number inductor would take as it is, so it gets two
+        pair = _after(node, _aten.expand.default, [2, *shape])
+        kept = _after(pair, inductor_prims.force_stride_order, [1, *strides])
+        kept = _after(kept, _aten.select.int, 0, 0)
     kept.meta["val"] = _example(node)
     return kept
+
+
+def _after(node: Node, operation: Any, *args: Any) -> Node:
+    """An operation on a value, right behind it."""
+    with node.graph.inserting_after(node):
+        return node.graph.call_function(operation, (node, *args))
 
 
 def _computes(node: Node) -> bool:
