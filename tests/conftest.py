@@ -41,6 +41,7 @@ def _is_common(item: pytest.Item) -> bool:
         "native",
         "host",
         "parts",
+        "replay",
         "feeds",
         "small",
         "signals",

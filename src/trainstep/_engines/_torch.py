@@ -50,6 +50,7 @@ from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
 from trainstep._engines._torch_host import host_call, new_token, token_input
 from trainstep._engines._torch_rewrites import pool_where_images_lie, rewritten
+from trainstep._engines._torch_script import replayed
 from trainstep._engines._torch_state import (
     WIDENED,
     as_tensor,
@@ -230,7 +231,7 @@ class TorchEngine:
             reads,
             writes,
             lambda compiler, bucket=None: (
-                _build(module, reads, writes, tensors, compiler, hosts=hosts)
+                _build(module, reads, writes, tensors, compiler, hosts=hosts, as_is=axes is None)
                 if options.layout is None
                 else built
             ),
@@ -440,6 +441,18 @@ def _drop_detach(graph: Any) -> None:
     graph.eliminate_dead_code()
 
 
+def _switches(reads: list[Variable], writes: list[Variable]) -> list[int]:
+    """The places of single bools that a step reads and leaves as they are."""
+    return [
+        place
+        for place, variable in enumerate(reads)
+        if variable._value.dtype == torch.bool
+        and variable._value.numel() == 1
+        and variable._value.device.type == "cpu"
+        and not any(variable is written for written in writes)
+    ]
+
+
 def _build(
     module: Any,
     reads: list[Variable],
@@ -448,13 +461,16 @@ def _build(
     compiler: str,
     *,
     hosts: Sequence[Host],
+    as_is: bool,
 ) -> Executable:
     call: Callable[..., Any] = module.forward
     token = [new_token()] if hosts else []
-    if compiler == "inductor":
-        state = [v._value.detach() for v in reads]
-        with torch.no_grad():
-            call = torch._inductor.compile(rewritten(module), [*state, *tensors, *token])
+    examples = [*(v._value.detach() for v in reads), *tensors, *token]
+    with torch.no_grad():
+        if compiler == "inductor":
+            call = torch._inductor.compile(rewritten(module), examples)
+        elif as_is and not hosts:  # for these sizes alone, and all that it does are operations
+            call = replayed(module, examples, _switches(reads, writes))
     outputs = slice(len(writes), -1 if hosts else None)
 
     def run(leaves: Sequence[Any]) -> Sequence[Tensor]:

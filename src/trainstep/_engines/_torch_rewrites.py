@@ -67,7 +67,7 @@ def _is_unseen(node: Node, other: Node) -> bool:
     operations that only compute: torch has recorded some others for the memory that it saw.
     """
     with FakeTensorMode():
-        moved: dict[Node, Any] = {node: _stand_in(_example(other))}
+        moved: dict[Node, Any] = {node: stand_in(example(other))}
         for user in _behind(node):
             if not any(given in moved for given in user.all_input_nodes):
                 continue
@@ -77,7 +77,7 @@ def _is_unseen(node: Node, other: Node) -> bool:
                 value = _run(user, moved)
             except Exception:  # a view that is none any more, or what cannot run on stand-ins
                 return False
-            if _strides(value) != _strides(_example(user)):
+            if _strides(value) != _strides(example(user)):
                 moved[user] = value
     return True
 
@@ -118,12 +118,12 @@ _COMPUTING = {
 
 def _run(node: Node, moved: dict[Node, Any]) -> Any:
     def given(of: Node) -> Any:
-        return moved[of] if of in moved else _stand_in(_example(of))
+        return moved[of] if of in moved else stand_in(example(of))
 
     return node.target(*map_arg(node.args, given), **map_arg(node.kwargs, given))
 
 
-def _stand_in(value: Any) -> Any:
+def stand_in(value: Any) -> Any:
     """A tensor without numbers that lies in memory like another."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -141,7 +141,7 @@ def _pool_by_torch(graph: Graph) -> None:
         if node.target is not _pool.default:
             continue
         image = node.args[0]
-        if _is_turned(image) and _example(image).device.type == "cpu":
+        if _is_turned(image) and example(image).device.type == "cpu":
             node.target = torch.ops.trainstep.max_pool.default
             for places in (user for user in node.users if user.args[1] == 1):
                 for user in places.users:
@@ -157,7 +157,7 @@ def _pad_in_order(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.target in _PADDING_GRADIENTS:
             plain = [
-                _in_memory(given, torch.empty(_example(given).shape, device="meta").stride())
+                _in_memory(given, torch.empty(example(given).shape, device="meta").stride())
                 for given in node.args[:2]
             ]
             node.args = (*plain, *node.args[2:])
@@ -191,7 +191,7 @@ def _compute_small_ones_once(graph: Graph) -> None:
     for node in list(graph.nodes):
         if _computes(node) and _is_read_by_much_larger(node):
             readers = list(node.users)
-            kept = _in_memory(node, _example(node).stride())
+            kept = _in_memory(node, example(node).stride())
             for reader in readers:
                 reader.replace_input_with(node, kept)
 
@@ -200,14 +200,14 @@ def _in_memory(node: Node, strides: Sequence[int]) -> Node:
     """A value, computed and put into memory with these strides before anything reads it."""
     from torch._inductor import inductor_prims  # slow to import; here, inductor will be used
 
-    shape = _example(node).shape
+    shape = example(node).shape
     if math.prod(shape) > 1:
         kept = _after(node, inductor_prims.force_stride_order, list(strides))
     else:  # one number inductor would take as it is, so it gets two
         pair = _after(node, _aten.expand.default, [2, *shape])
         kept = _after(pair, inductor_prims.force_stride_order, [1, *strides])
         kept = _after(kept, _aten.select.int, 0, 0)
-    kept.meta["val"] = _example(node)
+    kept.meta["val"] = example(node)
     return kept
 
 
@@ -220,9 +220,7 @@ def _after(node: Node, operation: Any, *args: Any) -> Node:
 def _computes(node: Node) -> bool:
     """Whether a node is arithmetic, with a result of its own."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not isinstance(
-        _example(node), torch.Tensor
-    ):
+    if not isinstance(target, torch._ops.OpOverload) or not isinstance(example(node), torch.Tensor):
         return False
     arithmetic = torch.Tag.pointwise in target.tags or target is _aten.mean.dim
     return arithmetic and not target._schema.is_mutable
@@ -232,7 +230,7 @@ def _is_read_by_much_larger(node: Node) -> bool:
     readers = list(_readers(node))
     if any(_writes(reader, value) for reader, value in readers):
         return False
-    limit = _MUCH * _example(node).numel()
+    limit = _MUCH * example(node).numel()
     return any(_count(reader) >= limit for reader, _ in readers)
 
 
@@ -255,11 +253,11 @@ def _writes(node: Node, value: Node) -> bool:
 
 def _count(node: Node) -> int:
     """The elements of a node's result, or of the largest one if it has many."""
-    value = _example(node)
+    value = example(node)
     values = value if isinstance(value, (list, tuple)) else [value]
     return max((math.prod(x.shape) for x in values if isinstance(x, torch.Tensor)), default=0)
 
 
-def _example(node: Any) -> Any:
+def example(node: Any) -> Any:
     """A stand-in for a node's value, from when it was recorded."""
     return node.meta.get("val")

@@ -1,0 +1,267 @@
+"""torch: a recorded step that computes the same with fewer operations.
+
+    graph --nothing in place--> graph --constants, repeats and copies taken out--> graph
+
+To replay an operation on a few numbers takes a microsecond or more, however little it computes.
+Keras computes with numbers that are the same at each step (the size of a batch, a division that
+asks for zero), with some of them twice, and a record clones whatever is updated in place. Once
+nothing is, all of that can go; no number changes by a bit. What is then nobody else's is updated in
+place again.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.func import functionalize
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+
+from trainstep._engines._torch_rewrites import example, stand_in
+
+_aten = torch.ops.aten
+_LARGEST = 4096  # numbers in a constant that is kept
+
+# Operations whose result does not depend on the numbers that they are given.
+_FILLING = {
+    _aten.full.default,
+    _aten.full_like.default,
+    _aten.ones.default,
+    _aten.ones_like.default,
+    _aten.scalar_tensor.default,
+    _aten.zeros.default,
+    _aten.zeros_like.default,
+}
+
+
+def lean(
+    module: GraphModule, tensors: Sequence[Any], known: Mapping[int, bool] | None = None
+) -> GraphModule:
+    """The same step, with less to do. It is run once, and draws random numbers in that.
+
+    Args:
+        module: The step.
+        tensors: Examples of its inputs.
+        known: The values that some of the inputs always have, by their places.
+    """
+
+    def forward(*inputs: Any) -> Any:  # not a method, whose `self` would be counted as one
+        return module.forward(*inputs)
+
+    def pure(*inputs: Any) -> Any:
+        return functionalize(forward)(*inputs)
+
+    result = make_fx(pure)(*tensors)
+    graph = result.graph
+    for node in graph.nodes:
+        if node.target is _aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()
+    _fold(result, known or {})
+    _share(graph)
+    _divide_plainly(graph)
+    _drop_copies(graph)
+    graph.eliminate_dead_code()
+    _update_in_place(graph)
+    result.recompile()
+    return result
+
+
+def _inner_operations(graph: Graph) -> Iterator[Node]:
+    """The nodes that compute, each time the same of the same, and whose memory stays inside."""
+    leaving = _leaving(graph)
+    for node in list(graph.nodes):
+        target = node.target
+        if node in leaving:
+            continue
+        if isinstance(target, torch._ops.OpOverload):
+            if torch.Tag.nondeterministic_seeded not in target.tags:
+                yield node
+        elif target is operator.getitem:
+            yield node
+
+
+def _leaving(graph: Graph) -> set[Node]:
+    """The outputs, and what they are views of: each has to be memory of its own, at each step."""
+    return {node for output in _outputs(graph) for node in _views(output)}
+
+
+def _outputs(graph: Graph) -> list[Node]:
+    return list(graph.output_node().all_input_nodes)
+
+
+def _views(node: Node) -> Iterator[Node]:
+    """A node, what it is a view of, and so on: the last has the memory."""
+    while True:
+        yield node
+        made = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(made.target, torch._ops.OpOverload) or not made.target.is_view:
+            return
+        node = made.all_input_nodes[0]
+
+
+def _owner(node: Node) -> Node:
+    """The node whose memory this one's value is in."""
+    *_, last = _views(node)
+    return last
+
+
+# What is the same at each step ----------------------------------------------------------------
+
+
+def _fold(module: GraphModule, inputs: Mapping[int, bool]) -> None:
+    """Computes now what depends on constants alone, or on inputs that are known."""
+    graph = module.graph
+    places = enumerate(graph.find_nodes(op="placeholder"))
+    known = {node: torch.tensor(inputs[place]) for place, node in places if place in inputs}
+    known |= {node: getattr(module, node.target) for node in graph.find_nodes(op="get_attr")}
+    for node in _inner_operations(graph):
+        value = _value(node, known) if _is_short(example(node)) else None
+        if value is not None:
+            known[node] = value
+        elif (same := _chosen(node, known)) is not None:
+            node.replace_all_uses_with(same)
+    for node, value in known.items():
+        if node.op == "call_function" and any(user not in known for user in node.users):
+            name = f"_known_{node.name}"
+            module.register_buffer(name, value)
+            with graph.inserting_before(node):
+                constant = graph.get_attr(name)
+            constant.meta.update(node.meta)
+            node.replace_all_uses_with(constant)
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() <= _LARGEST
+
+
+def _value(node: Node, known: dict[Node, Any]) -> Any:
+    """What a node computes, if that can be told."""
+    given = node.all_input_nodes
+    if node.target in _FILLING:
+        values = {each: stand_in(example(each)) for each in given}
+    elif given and all(each in known for each in given):
+        values = known
+    else:
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    return node.target(*args, **kwargs)
+
+
+def _chosen(node: Node, known: dict[Node, Any]) -> Node | None:
+    """The value that a node only passes on, if it does."""
+    same: Any = None
+    if node.target is _aten.where.self and node.args[0] in known:
+        condition = known[node.args[0]]
+        if condition.numel() == 1:
+            same = node.args[1] if condition.item() else node.args[2]
+    elif node.target is _aten.pow.Tensor_Scalar and node.args[1] == 1:
+        same = node.args[0]
+    return same if isinstance(same, Node) and _alike(same, node) else None
+
+
+def _alike(node: Node, other: Node) -> bool:
+    """Whether two values lie in memory alike."""
+    return _lie_alike(example(node), example(other))
+
+
+def _lie_alike(one: Any, two: Any) -> bool:
+    return bool(one.dtype == two.dtype and one.shape == two.shape and one.stride() == two.stride())
+
+
+# What is there already ------------------------------------------------------------------------
+
+
+def _share(graph: Graph) -> None:
+    """Computes everything once."""
+    seen: dict[Any, Node] = {}
+    for node in _inner_operations(graph):
+        # As text: 1, 1.0 and True are equal, and not the same.
+        first = seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+    graph.eliminate_dead_code()
+
+
+def _divide_plainly(graph: Graph) -> None:
+    """Takes out what keeps zero out of a quotient that is not used then.
+
+    `where(zero, 0, x / where(zero, 1, y))`: a derivative of it needs both, its value one.
+    """
+    for node in graph.find_nodes(op="call_function", target=_aten.where.self):
+        zero, _, quotient = node.args
+        if not isinstance(quotient, Node) or quotient.target is not _aten.div.Tensor:
+            continue
+        x, divisor = quotient.args
+        if (
+            isinstance(divisor, Node)
+            and divisor.target is _aten.where.self
+            and divisor.args[0] is zero
+            and len(quotient.users) == 1
+            and isinstance(divisor.args[2], Node)
+            and _alike(divisor, divisor.args[2])
+            and _alike(divisor, quotient)
+            and _alike(divisor, node)
+        ):
+            quotient.args = (x, divisor.args[2])
+
+
+def _drop_copies(graph: Graph) -> None:
+    """Takes copies out, but for those that make an output memory of its own."""
+    for node in list(graph.nodes):
+        if node.target is not _aten.clone.default or not _alike(node, node.args[0]):
+            continue
+        source = node.args[0]
+        if node in _leaving(graph):
+            others = {_owner(output) for output in _outputs(graph)} - {node}
+            is_new = source.op == "call_function" and _owner(source) is source
+            if not is_new or source in others:
+                continue
+        node.replace_all_uses_with(source)
+
+
+# For lists of tensors, as optimizers have them.
+_IN_PLACE = {
+    _aten._foreach_add.List: _aten._foreach_add_.List,
+    _aten._foreach_add.Scalar: _aten._foreach_add_.Scalar,
+    _aten._foreach_div.List: _aten._foreach_div_.List,
+    _aten._foreach_mul.List: _aten._foreach_mul_.List,
+    _aten._foreach_mul.Scalar: _aten._foreach_mul_.Scalar,
+    _aten._foreach_mul.Tensor: _aten._foreach_mul_.Tensor,
+    _aten._foreach_sqrt.default: _aten._foreach_sqrt_.default,
+}
+_UPDATING = set(_IN_PLACE.values())
+
+
+def _update_in_place(graph: Graph) -> None:
+    """Reuses the memory of lists that nothing else reads."""
+    for node in list(graph.nodes):
+        if node.target not in _IN_PLACE:
+            continue
+        given, items = node.args[0], list(node.users)
+        if not all(item.target is operator.getitem for item in items):
+            continue
+        if not all(_is_for(node, place) for place in range(len(given))):
+            continue
+        with graph.inserting_before(node):
+            graph.call_function(_IN_PLACE[node.target], node.args, node.kwargs)
+        for item in items:
+            item.replace_all_uses_with(given[item.args[1]])
+            graph.erase_node(item)
+        graph.erase_node(node)
+
+
+def _is_for(node: Node, place: int) -> bool:
+    """Whether a value of the list is new, like the result, and read this once alone."""
+    given = node.args[0][place]
+    return (
+        given.target is operator.getitem
+        and given.args[0].target in _IN_PLACE
+        and [user for user in given.users if user.target not in _UPDATING] == [node]
+        and torch.utils._pytree.tree_leaves(node.args).count(given) == 1
+        and _lie_alike(example(given), example(node)[place])
+    )

@@ -1,0 +1,320 @@
+"""torch's replay against the record that it comes from: the same numbers to the bit, and safe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+if keras.backend.backend() != "torch":
+    pytest.skip("records of operations are torch's", allow_module_level=True)
+
+import torch
+from keras import layers
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import trainstep as ts
+from trainstep._engines import _torch, _torch_script
+from trainstep._engines._torch_lean import lean
+from trainstep._engines._torch_script import replayed
+
+Function = Callable[..., Any]
+
+
+def operations(module: Any) -> list[str]:
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+
+
+def assert_equal(got: Any, expected: Any) -> None:
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def both_ways(function: Function, *tensors: torch.Tensor) -> Any:
+    """The leaner record of a function; it, and its replay, give the same as the function."""
+    expected = function(*[x.clone() for x in tensors])
+    module = make_fx(function)(*[x.clone() for x in tensors])
+    result = lean(module, tensors)
+    run = replayed(module, tensors, [])
+    for _ in range(2):  # what is kept from one call to the next stays as it is
+        assert_equal(result(*tensors), expected)
+        for output in (got := run(*tensors)):
+            assert all(output.data_ptr() != x.data_ptr() for x in tensors)
+        assert_equal(got, expected)
+        assert len({x.untyped_storage().data_ptr() for x in got}) == len(got)
+        for x in got:
+            x.fill_(77)  # it is the caller's
+    return result
+
+
+# Records ------------------------------------------------------------------------------------
+
+
+def test_what_is_the_same_at_each_step_is_computed_once() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        size = torch.tensor(x.shape).prod().float()
+        return [x.sum() / torch.where(size == 0, torch.ones_like(size), size)]
+
+    after = both_ways(function, torch.randn(4, 3))
+    assert operations(after) == ["aten.sum.default", "aten.div.Tensor"]
+
+
+def test_a_constant_that_leaves_is_new_at_each_step() -> None:
+    both_ways(lambda x: [torch.zeros(3), torch.tensor([1.0, 2.0]), x + 1], torch.randn(3))
+    both_ways(lambda x: [torch.zeros(6).view(2, 3), torch.ones(2)[0].clone()], torch.randn(3))
+
+
+def test_a_large_constant_is_made_at_each_step() -> None:
+    after = both_ways(lambda x: [x + torch.zeros(100, 100)], torch.randn(100, 100))
+    assert "aten.zeros.default" in operations(after)
+
+
+def test_what_is_there_already_is_not_computed_again() -> None:
+    after = both_ways(lambda x: [(x - 1).abs() + (x - 1).exp()], torch.randn(5))
+    assert operations(after).count("aten.sub.Tensor") == 1
+
+
+def test_equal_numbers_of_other_types_are_not_the_same() -> None:
+    after = both_ways(lambda x: [(x + 1).float(), (x + 1.0)], torch.arange(5))
+    assert operations(after).count("aten.add.Tensor") == 2
+
+
+def test_random_numbers_are_drawn_as_often() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        torch.rand(3)  # nobody reads it, and yet the next ones are others
+        return [x + torch.rand(3), x + torch.rand(3)]
+
+    x = torch.zeros(3)
+    run = replayed(make_fx(function)(x), [x], [])
+    torch.manual_seed(3)
+    expected = [function(x) for _ in range(2)]
+    torch.manual_seed(3)
+    for each in expected:
+        assert_equal(run(x), each)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: [(x - 1), (x - 1)],
+        lambda x: [(x - 1).view(6), (x - 1).clone()],
+        lambda x: [x.clone(), x.clone().view(6)],
+        lambda x: [(y := x * 2).clone(), y],
+        lambda x: [(y := x * 2).clone(), y.clone()],
+        lambda x: [(y := x * 2).view(6).clone(), y],
+        lambda x: [torch.where(torch.tensor(True), x, x * 2).view(6).clone()],
+        lambda x: [(x**1.0).view(3, 2), x.t().contiguous(), x.t().contiguous().view(6)],
+        lambda x: [part.clone() for part in (x * 2).split(1)],
+        lambda x: [x.expand(2, 2, 3).clone()],
+    ],
+)
+def test_what_leaves_shares_no_memory(function: Function) -> None:
+    both_ways(function, torch.randn(2, 3))
+
+
+def test_a_quotient_that_is_not_used_may_divide_by_zero() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        zero = y == 0
+        safe = torch.where(zero, torch.ones_like(y), y)
+        return [torch.where(zero, torch.zeros_like(y), x / safe)]
+
+    x = torch.tensor([1.0, 0.0, float("nan"), float("inf"), -2.0])
+    y = torch.tensor([0.0, 0.0, 0.0, 0.0, 3.0])
+    after = both_ways(function, x, y)
+    assert operations(after).count("aten.where.self") == 1
+
+
+def test_a_quotient_that_is_used_elsewhere_is_left_alone() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        zero = y == 0
+        quotient = x / torch.where(zero, torch.ones_like(y), y)
+        return [torch.where(zero, torch.zeros_like(y), quotient), quotient]
+
+    both_ways(function, torch.tensor([1.0, 2.0]), torch.tensor([0.0, 2.0]))
+
+
+def test_lists_are_updated_in_place_where_nobody_else_reads_them() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        scaled = torch._foreach_mul([x, y], 0.9)
+        moved = torch._foreach_add(scaled, [y, x], alpha=2)
+        return [*torch._foreach_div(moved, torch._foreach_add([x, y], 10.0))]
+
+    after = both_ways(function, torch.rand(3), torch.rand(3))
+    assert operations(after).count("aten._foreach_add_.List") == 1
+    assert operations(after).count("aten._foreach_div_.List") == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: [*(a := torch._foreach_mul([x, y], 2.0)), *torch._foreach_add(a, 1.0)],
+        lambda x, y: [*torch._foreach_mul(a := torch._foreach_add([x, y], 1.0), a)],
+        lambda x, y: [*torch._foreach_add(torch._foreach_add([x, y], 1.0)[:1] * 2, 1.0)],
+        lambda x, y: [*torch._foreach_add(torch._foreach_mul([x.int(), y.int()], 2), 0.5)],
+        lambda x, y: [
+            *torch._foreach_add(a := torch._foreach_add([x, y], 1.0), 1.0),
+            a[0].view(3) * 2,
+        ],
+    ],
+)
+def test_lists_that_somebody_else_reads_are_left_alone(function: Function) -> None:
+    both_ways(lambda x, y: [each.clone() for each in function(x, y)], torch.rand(3), torch.rand(3))
+
+
+def test_what_is_updated_in_place_gives_the_same() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.clone()
+        first = y * 2
+        y[0].add_(1)
+        y.view(6)[3:].mul_(first.sum())
+        return [y, first, y * 2]
+
+    both_ways(function, torch.randn(2, 3))
+
+
+# Steps --------------------------------------------------------------------------------------
+
+
+def images() -> keras.Model:
+    return keras.Sequential(
+        [
+            layers.Input((8, 8, 1)),
+            layers.Conv2D(3, 3),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dropout(0.4),
+            layers.Dense(2),
+        ]
+    )
+
+
+def words() -> keras.Model:
+    return keras.Sequential(
+        [
+            layers.Input((5,), dtype="int32"),
+            layers.Embedding(7, 4, mask_zero=True),
+            layers.GlobalAveragePooling1D(),
+            layers.GaussianNoise(0.1),
+            layers.Dense(2, kernel_regularizer="l2"),
+        ]
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop", "adagrad", "adamw"])
+@pytest.mark.parametrize("build", [images, words])
+def test_a_replay_trains_like_its_record(
+    build: Callable[[], keras.Model], optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 8, 8, 1)) if build is images else rng.integers(0, 7, (6, 5))
+    y = rng.integers(0, 2, (6, 1))
+
+    def trained() -> tuple[list[np.ndarray], list[float]]:
+        keras.utils.set_random_seed(0)
+        model = build()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        trainer = ts.Trainer(model, optimizer, loss, metrics=["accuracy"], clip_norm=1.0)
+        logs = [float(trainer.train_on_batch(x, y)[name]) for name in ("loss", "accuracy") * 2]
+        history = trainer.fit(x, y, epochs=2, batch_size=3, progress=False).history
+        return model.get_weights(), [*logs, *history["loss"], *history["accuracy"]]
+
+    weights, logs = trained()
+    monkeypatch.setattr(_torch, "replayed", lambda module, *_: module.forward)
+    expected_weights, expected_logs = trained()
+    assert logs == expected_logs
+    for got, expected in zip(weights, expected_weights, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_torchscript_runs_it() -> None:
+    """And not Python, as it would if TorchScript refused."""
+    seen = []
+    script = _torch_script.scripted
+
+    def watched(*args: Any) -> Any:
+        seen.append(script(*args))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_torch_script, "scripted", watched)
+        trainer = ts.Trainer(images(), "adam", "mse")
+        x, y = np.ones((4, 8, 8, 1)), np.ones((4, 2))
+        trainer.train_on_batch(x, y)
+        trainer.fit(x, y, progress=False)
+    assert len(seen) == 2  # metrics of one batch, and over an epoch
+    assert trainer.trace_count == 1
+
+
+def test_what_torchscript_refuses_is_replayed_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("an operation that is not known")
+
+    monkeypatch.setattr(_torch_script, "scripted", refuse)
+    step = ts.function(lambda x: x * 2)
+    np.testing.assert_array_equal(step(np.ones(3, "float32")), [2, 2, 2])
+    np.testing.assert_array_equal(step(np.ones(3, "float32")), [2, 2, 2])
+
+
+def test_an_error_is_the_one_that_python_gives() -> None:
+    table = keras.Variable(np.zeros((3, 2), "float32"))
+    count = keras.Variable(0.0)
+
+    @ts.function
+    def step(rows: Any) -> Any:
+        count.assign_add(1)
+        return keras.ops.sum(torch.nn.functional.embedding(rows, table.value))
+
+    step(np.array([0, 1]))
+    with pytest.raises(IndexError, match="index out of range") as caught:
+        step(np.array([0, 5]))
+    assert "TorchScript" not in str(caught.value)
+    assert float(count.value) == 1
+    step(np.array([2, 2]))
+    assert float(count.value) == 2
+
+
+def test_the_switch_for_its_optimizer_is_put_back() -> None:
+    step = ts.function(lambda x: x * 2)
+    for optimized in (True, False):
+        torch._C._set_graph_executor_optimize(optimized)
+        try:
+            step(np.ones(3, "float32"))
+            step(np.ones(3, "float32"))
+            assert torch._C._get_graph_executor_optimize() is optimized
+        finally:
+            torch._C._set_graph_executor_optimize(True)
+
+
+def test_a_bool_may_change_between_calls() -> None:
+    doubles, twice = (keras.Variable(False, dtype="bool", trainable=False) for _ in range(2))
+
+    @ts.function
+    def step(x: Any) -> Any:
+        x = keras.ops.where(doubles.value, 2 * x, x)
+        return keras.ops.where(twice.value, 2 * x, x)
+
+    x = np.ones(2, "float32")
+    for first, second in [(False, False), (True, False), (True, True), (False, True)] * 2:
+        doubles.assign(first)
+        twice.assign(second)
+        np.testing.assert_array_equal(step(x), x * (1 + first) * (1 + second))
+    assert step.trace_count == 1
+
+
+def test_a_bool_that_the_step_sets_is_no_switch() -> None:
+    odd = keras.Variable(False, dtype="bool", trainable=False)
+
+    @ts.function
+    def step(x: Any) -> Any:
+        result = keras.ops.where(odd.value, -x, x)
+        odd.assign(keras.ops.logical_not(odd.value))
+        return result
+
+    x = np.ones(2, "float32")
+    for sign in (1, -1, 1, -1):
+        np.testing.assert_array_equal(step(x), sign * x)
