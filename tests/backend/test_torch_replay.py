@@ -37,8 +37,7 @@ def both_ways(function: Function, *tensors: torch.Tensor) -> Any:
     """The leaner record of a function; it, and its replay, give the same as the function."""
     expected = function(*[x.clone() for x in tensors])
     module = make_fx(function)(*[x.clone() for x in tensors])
-    result = lean(module, tensors)
-    run = replayed(module, tensors, [])
+    result, run = lean(module), replayed(module)
     for _ in range(2):  # what is kept from one call to the next stays as it is
         assert_equal(result(*tensors), expected)
         for output in (got := run(*tensors)):
@@ -88,7 +87,7 @@ def test_random_numbers_are_drawn_as_often() -> None:
         return [x + torch.rand(3), x + torch.rand(3)]
 
     x = torch.zeros(3)
-    run = replayed(make_fx(function)(x), [x], [])
+    run = replayed(make_fx(function)(x))
     torch.manual_seed(3)
     expected = [function(x) for _ in range(2)]
     torch.manual_seed(3)

@@ -465,12 +465,13 @@ def _build(
 ) -> Executable:
     call: Callable[..., Any] = module.forward
     token = [new_token()] if hosts else []
-    examples = [*(v._value.detach() for v in reads), *tensors, *token]
-    with torch.no_grad():
-        if compiler == "inductor":
-            call = torch._inductor.compile(rewritten(module), examples)
-        elif as_is and not hosts:  # for these sizes alone, and all that it does are operations
-            call = replayed(module, examples, _switches(reads, writes))
+    if compiler == "inductor":
+        state = [v._value.detach() for v in reads]
+        with torch.no_grad():
+            call = torch._inductor.compile(rewritten(module), [*state, *tensors, *token])
+    elif as_is and not hosts:  # for these sizes alone, and all that it does are operations
+        with torch.no_grad():
+            call = replayed(module, _switches(reads, writes))
     outputs = slice(len(writes), -1 if hosts else None)
 
     def run(leaves: Sequence[Any]) -> Sequence[Tensor]:

@@ -1,27 +1,37 @@
 """torch: a recorded step that computes the same with fewer operations.
 
-    graph --nothing in place--> graph --constants, repeats and copies taken out--> graph
-
 To replay an operation on a few numbers takes a microsecond or more, however little it computes.
 Keras computes with numbers that are the same at each step (the size of a batch, a division that
-asks for zero), with some of them twice, and a record clones whatever is updated in place. Once
-nothing is, all of that can go; no number changes by a bit. What is then nobody else's is updated in
-place again.
+asks for zero), with some of them twice, and a record clones whatever is updated in place. All of
+that goes; no number changes by a bit.
+
+What is known of a value holds at any time only if nothing updates its memory. So optimizers'
+updates of whole lists are first made new values, and at the end, where those are nobody else's,
+updates again. Whatever else is updated in place is left alone.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
-from trainstep._engines._torch_rewrites import example, stand_in
+from trainstep._engines._torch_graphs import (
+    are_alike,
+    example,
+    is_steady,
+    leaving,
+    lie_alike,
+    outputs,
+    owner,
+    stand_in,
+    steady_operations,
+    updated_memory,
+)
 
 _aten = torch.ops.aten
 _LARGEST = 4096  # numbers in a constant that is kept
@@ -38,29 +48,17 @@ _FILLING = {
 }
 
 
-def lean(
-    module: GraphModule, tensors: Sequence[Any], known: Mapping[int, bool] | None = None
-) -> GraphModule:
-    """The same step, with less to do. It is run once, and draws random numbers in that.
+def lean(module: GraphModule, known: Mapping[int, bool] | None = None) -> GraphModule:
+    """The same step, with less to do.
 
     Args:
         module: The step.
-        tensors: Examples of its inputs.
-        known: The values that some of the inputs always have, by their places.
+        known: The values that some of its inputs always have, by their places.
     """
-
-    def forward(*inputs: Any) -> Any:  # not a method, whose `self` would be counted as one
-        return module.forward(*inputs)
-
-    def pure(*inputs: Any) -> Any:
-        return functionalize(forward)(*inputs)
-
-    result = make_fx(pure)(*tensors)
-    graph = result.graph
-    for node in graph.nodes:
-        if node.target is _aten.detach.default:
-            node.replace_all_uses_with(node.args[0])
-    graph.eliminate_dead_code()
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    result = GraphModule(module, graph)
+    _update_anew(graph)
     _fold(result, known or {})
     _share(graph)
     _divide_plainly(graph)
@@ -69,45 +67,6 @@ def lean(
     _update_in_place(graph)
     result.recompile()
     return result
-
-
-def _inner_operations(graph: Graph) -> Iterator[Node]:
-    """The nodes that compute, each time the same of the same, and whose memory stays inside."""
-    leaving = _leaving(graph)
-    for node in list(graph.nodes):
-        target = node.target
-        if node in leaving:
-            continue
-        if isinstance(target, torch._ops.OpOverload):
-            if torch.Tag.nondeterministic_seeded not in target.tags:
-                yield node
-        elif target is operator.getitem:
-            yield node
-
-
-def _leaving(graph: Graph) -> set[Node]:
-    """The outputs, and what they are views of: each has to be memory of its own, at each step."""
-    return {node for output in _outputs(graph) for node in _views(output)}
-
-
-def _outputs(graph: Graph) -> list[Node]:
-    return list(graph.output_node().all_input_nodes)
-
-
-def _views(node: Node) -> Iterator[Node]:
-    """A node, what it is a view of, and so on: the last has the memory."""
-    while True:
-        yield node
-        made = node.args[0] if node.target is operator.getitem else node
-        if not isinstance(made.target, torch._ops.OpOverload) or not made.target.is_view:
-            return
-        node = made.all_input_nodes[0]
-
-
-def _owner(node: Node) -> Node:
-    """The node whose memory this one's value is in."""
-    *_, last = _views(node)
-    return last
 
 
 # What is the same at each step ----------------------------------------------------------------
@@ -119,7 +78,7 @@ def _fold(module: GraphModule, inputs: Mapping[int, bool]) -> None:
     places = enumerate(graph.find_nodes(op="placeholder"))
     known = {node: torch.tensor(inputs[place]) for place, node in places if place in inputs}
     known |= {node: getattr(module, node.target) for node in graph.find_nodes(op="get_attr")}
-    for node in _inner_operations(graph):
+    for node in steady_operations(graph):
         value = _value(node, known) if _is_short(example(node)) else None
         if value is not None:
             known[node] = value
@@ -161,16 +120,7 @@ def _chosen(node: Node, known: dict[Node, Any]) -> Node | None:
             same = node.args[1] if condition.item() else node.args[2]
     elif node.target is _aten.pow.Tensor_Scalar and node.args[1] == 1:
         same = node.args[0]
-    return same if isinstance(same, Node) and _alike(same, node) else None
-
-
-def _alike(node: Node, other: Node) -> bool:
-    """Whether two values lie in memory alike."""
-    return _lie_alike(example(node), example(other))
-
-
-def _lie_alike(one: Any, two: Any) -> bool:
-    return bool(one.dtype == two.dtype and one.shape == two.shape and one.stride() == two.stride())
+    return same if isinstance(same, Node) and are_alike(same, node) else None
 
 
 # What is there already ------------------------------------------------------------------------
@@ -179,7 +129,7 @@ def _lie_alike(one: Any, two: Any) -> bool:
 def _share(graph: Graph) -> None:
     """Computes everything once."""
     seen: dict[Any, Node] = {}
-    for node in _inner_operations(graph):
+    for node in steady_operations(graph):
         # As text: 1, 1.0 and True are equal, and not the same.
         first = seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
         if first is not node:
@@ -192,6 +142,7 @@ def _divide_plainly(graph: Graph) -> None:
 
     `where(zero, 0, x / where(zero, 1, y))`: a derivative of it needs both, its value one.
     """
+    updated = updated_memory(graph)
     for node in graph.find_nodes(op="call_function", target=_aten.where.self):
         zero, _, quotient = node.args
         if not isinstance(quotient, Node) or quotient.target is not _aten.div.Tensor:
@@ -201,30 +152,35 @@ def _divide_plainly(graph: Graph) -> None:
             isinstance(divisor, Node)
             and divisor.target is _aten.where.self
             and divisor.args[0] is zero
+            and all(is_steady(each, updated) for each in (node, quotient, divisor))
             and len(quotient.users) == 1
             and isinstance(divisor.args[2], Node)
-            and _alike(divisor, divisor.args[2])
-            and _alike(divisor, quotient)
-            and _alike(divisor, node)
+            and are_alike(divisor, divisor.args[2])
+            and are_alike(divisor, quotient)
+            and are_alike(divisor, node)
         ):
             quotient.args = (x, divisor.args[2])
 
 
 def _drop_copies(graph: Graph) -> None:
     """Takes copies out, but for those that make an output memory of its own."""
+    updated = updated_memory(graph)
     for node in list(graph.nodes):
-        if node.target is not _aten.clone.default or not _alike(node, node.args[0]):
+        if node.target is not _aten.clone.default or not is_steady(node, updated):
             continue
         source = node.args[0]
-        if node in _leaving(graph):
-            others = {_owner(output) for output in _outputs(graph)} - {node}
-            is_new = source.op == "call_function" and _owner(source) is source
+        if not are_alike(node, source):
+            continue
+        if node in leaving(graph):
+            others = {owner(output) for output in outputs(graph)} - {node}
+            is_new = source.op == "call_function" and owner(source) is source
             if not is_new or source in others:
                 continue
         node.replace_all_uses_with(source)
 
 
-# For lists of tensors, as optimizers have them.
+# Lists of tensors, as optimizers have them -----------------------------------------------------
+
 _IN_PLACE = {
     _aten._foreach_add.List: _aten._foreach_add_.List,
     _aten._foreach_add.Scalar: _aten._foreach_add_.Scalar,
@@ -234,7 +190,36 @@ _IN_PLACE = {
     _aten._foreach_mul.Tensor: _aten._foreach_mul_.Tensor,
     _aten._foreach_sqrt.default: _aten._foreach_sqrt_.default,
 }
-_UPDATING = set(_IN_PLACE.values())
+_ANEW = {updating: anew for anew, updating in _IN_PLACE.items()}
+
+
+def _update_anew(graph: Graph) -> None:
+    """Gives lists that are updated in place new values instead, where they have no views."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.target not in _ANEW or not all(_is_alone(each) for each in node.args[0]):
+            continue
+        given = node.args[0]
+        with graph.inserting_before(node):
+            anew = graph.call_function(_ANEW[node.target], node.args, node.kwargs)
+            items = [graph.call_function(operator.getitem, (anew, i)) for i in range(len(given))]
+        anew.meta["val"] = [example(each) for each in given]
+        for old, new in zip(given, items, strict=True):
+            new.meta.update(old.meta)
+            order[new] = order[node]
+            for user in list(old.users):
+                if user is not anew and order[user] > order[node]:
+                    user.replace_input_with(old, new)
+        graph.erase_node(node)
+
+
+def _is_alone(node: Node) -> bool:
+    """Whether a value is memory of the step's that nothing is a view of."""
+    viewing = any(
+        isinstance(user.target, torch._ops.OpOverload) and user.target.is_view
+        for user in node.users
+    )
+    return node.op == "call_function" and owner(node) is node and not viewing
 
 
 def _update_in_place(graph: Graph) -> None:
@@ -261,7 +246,7 @@ def _is_for(node: Node, place: int) -> bool:
     return (
         given.target is operator.getitem
         and given.args[0].target in _IN_PLACE
-        and [user for user in given.users if user.target not in _UPDATING] == [node]
+        and [user for user in given.users if user.target not in _ANEW] == [node]
         and torch.utils._pytree.tree_leaves(node.args).count(given) == 1
-        and _lie_alike(example(given), example(node)[place])
+        and lie_alike(example(given), example(node)[place])
     )

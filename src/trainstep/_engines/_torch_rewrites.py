@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from trainstep._engines._torch_graphs import example, stand_in
+
 _aten = torch.ops.aten
 _pool = _aten.max_pool2d_with_indices
 _gradient = _aten.max_pool2d_with_indices_backward
@@ -121,13 +123,6 @@ def _run(node: Node, moved: dict[Node, Any]) -> Any:
         return moved[of] if of in moved else stand_in(example(of))
 
     return node.target(*map_arg(node.args, given), **map_arg(node.kwargs, given))
-
-
-def stand_in(value: Any) -> Any:
-    """A tensor without numbers that lies in memory like another."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _strides(value: Any) -> Any:
@@ -256,8 +251,3 @@ def _count(node: Node) -> int:
     value = example(node)
     values = value if isinstance(value, (list, tuple)) else [value]
     return max((math.prod(x.shape) for x in values if isinstance(x, torch.Tensor)), default=0)
-
-
-def example(node: Any) -> Any:
-    """A stand-in for a node's value, from when it was recorded."""
-    return node.meta.get("val")

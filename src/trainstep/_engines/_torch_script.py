@@ -35,19 +35,16 @@ _TENSORS = torch._C.ListType.ofTensors()
 _MAYBE_TENSORS = torch._C.ListType(torch._C.OptionalType.ofTensor())
 
 
-def replayed(
-    module: GraphModule, tensors: Sequence[Any], switches: Sequence[int]
-) -> Callable[..., Any]:
+def replayed(module: GraphModule, switches: Sequence[int] = ()) -> Callable[..., Any]:
     """What runs a record of operations.
 
     Args:
         module: The record.
-        tensors: Examples of its inputs, which are only looked at.
-        switches: The places of single bools among them. Whoever sets one sets it for many steps,
-            so there is a record for each of its values.
+        switches: The places of single bools among its inputs. Whoever sets one sets it for many
+            steps, so there is a record for each of its values.
     """
     if not switches or len(switches) > _MOST:
-        return _replayed(module, tensors, {})
+        return _replayed(module, {})
     ways: dict[Any, Callable[..., Any]] = {}
 
     def run(*inputs: Any) -> Any:
@@ -55,24 +52,19 @@ def replayed(
         way = ways.get(values)
         if way is None:
             known = dict(zip(switches, values, strict=True))
-            way = ways[values] = _replayed(module, inputs, known)
+            way = ways[values] = _replayed(module, known)
         return way(*inputs)
 
     return run
 
 
-def _replayed(
-    module: GraphModule, tensors: Sequence[Any], known: Mapping[int, bool]
-) -> Callable[..., Any]:
-    drawn = torch.get_rng_state()
+def _replayed(module: GraphModule, known: Mapping[int, bool]) -> Callable[..., Any]:
     try:
-        module = lean(module, tensors, known)
+        module = lean(module, known)
         script = scripted(module)
     except Exception as error:  # of an operation that it does not know, say; Python replays it
         log.debug("a step is replayed by Python: %s", error)
         return module.forward  # type: ignore[no-any-return]
-    finally:
-        torch.set_rng_state(drawn)
     forward = module.forward
 
     def run(*inputs: Any) -> Any:

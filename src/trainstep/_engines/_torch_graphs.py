@@ -1,0 +1,84 @@
+"""torch: what is known of a recorded graph of operations: examples of its values, their memory."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+
+def example(node: Any) -> Any:
+    """A stand-in for a node's value, from when it was recorded."""
+    return node.meta.get("val")
+
+
+def stand_in(value: Any) -> Any:
+    """A tensor without numbers that lies in memory like another."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def are_alike(node: Node, other: Node) -> bool:
+    """Whether two values lie in memory alike."""
+    return lie_alike(example(node), example(other))
+
+
+def lie_alike(one: Any, two: Any) -> bool:
+    return bool(one.dtype == two.dtype and one.shape == two.shape and one.stride() == two.stride())
+
+
+def steady_operations(graph: Graph) -> Iterator[Node]:
+    """The nodes that compute, each time the same of the same, and whose memory stays inside."""
+    outside, updated = leaving(graph), updated_memory(graph)
+    for node in list(graph.nodes):
+        if node not in outside and is_steady(node, updated):
+            yield node
+
+
+def is_steady(node: Node, updated: set[Node]) -> bool:
+    """Whether a node computes the same whenever it does, of inputs that stay as they are."""
+    if any(owner(each) in updated for each in (node, *node.all_input_nodes)):
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        drawn = torch.Tag.nondeterministic_seeded in node.target.tags
+        return not drawn and not node.target._schema.is_mutable
+    return node.target is operator.getitem
+
+
+def leaving(graph: Graph) -> set[Node]:
+    """The outputs, and what they are views of: each has to be memory of its own, at each step."""
+    return {node for output in outputs(graph) for node in views(output)}
+
+
+def outputs(graph: Graph) -> list[Node]:
+    return list(graph.output_node().all_input_nodes)
+
+
+def updated_memory(graph: Graph) -> set[Node]:
+    """The nodes whose memory is updated in place."""
+    return {
+        owner(each)
+        for node in graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        for each in (node, *node.all_input_nodes)
+    }
+
+
+def views(node: Node) -> Iterator[Node]:
+    """A node, what it is a view of, and so on: the last has the memory."""
+    while True:
+        yield node
+        made = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(made.target, torch._ops.OpOverload) or not made.target.is_view:
+            return
+        node = made.all_input_nodes[0]
+
+
+def owner(node: Node) -> Node:
+    """The node whose memory this one's value is in."""
+    *_, last = views(node)
+    return last
