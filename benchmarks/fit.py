@@ -4,7 +4,9 @@
 
 One epoch of 1,000 batches of 32 from arrays in memory, shuffled, without callbacks; all in their
 default mode. The loop of the bare step, a `trainstep.function`, runs over batches that were cut
-beforehand, and reads the loss at its end. "with a bar" is drawn as in a terminal.
+beforehand, and reads the loss at its end. That step has one metric and gives the loss alone; "with
+metrics" it also keeps the mean of the loss and gives both, as the epoch of a `fit` has to. "with a
+bar" is drawn as in a terminal.
 
 On JAX there is a second table: 16 steps in one call, against a hand-written `jax.lax.scan` over
 stacked batches, which shuffles nothing; ours with and without.
@@ -32,6 +34,7 @@ Ratios = Mapping[str, tuple[str, str]]
 
 EPOCH_RATIOS = {
     "fit / bare step": ("fit", "bare"),
+    "fit / bare step with metrics": ("fit", "metrics"),
     "fit with a bar / bare step": ("bar", "bare"),
     "Keras fit / fit": ("keras", "fit"),
 }
@@ -80,6 +83,7 @@ def epoch(network: str) -> dict[str, timing.Call]:
     fits = [partial(steps.trainer(case).fit, x, y, batch_size=BATCH) for _ in range(2)]
     return {
         "bare": partial(loop, steps.ours(case, "auto"), cut),
+        "metrics": partial(loop, steps.ours(case, "auto", tells_epoch=True), cut),
         "fit": partial(fits[0], progress=False),
         "bar": partial(in_terminal, partial(fits[1], progress=True)),
         "keras": partial(model.fit, x, y, batch_size=BATCH, verbose=0),

@@ -108,6 +108,10 @@ def test_random_numbers_are_drawn_as_often() -> None:
         lambda x: [(x**1.0).view(3, 2), x.t().contiguous(), x.t().contiguous().view(6)],
         lambda x: [part.clone() for part in (x * 2).split(1)],
         lambda x: [x.expand(2, 2, 3).clone()],
+        lambda x: [torch.sort(x)[0], torch.sort(x)[0]],
+        lambda x: [*torch._foreach_mul([x], 2.0), *torch._foreach_mul([x], 2.0)],
+        lambda x: [x.expand(2, 2, 3) @ x.t(), x.expand(2, 2, 3) @ x.t()],
+        lambda x: [torch.ones(2, 3, 4) @ torch.ones(4, 5), x + 1],
     ],
 )
 def test_what_leaves_shares_no_memory(function: Function) -> None:
@@ -131,6 +135,15 @@ def test_a_quotient_that_is_used_elsewhere_is_left_alone() -> None:
         zero = y == 0
         quotient = x / torch.where(zero, torch.ones_like(y), y)
         return [torch.where(zero, torch.zeros_like(y), quotient), quotient]
+
+    both_ways(function, torch.tensor([1.0, 2.0]), torch.tensor([0.0, 2.0]))
+
+
+def test_a_quotient_that_is_chosen_either_way_is_left_alone() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        zero = y == 0
+        quotient = x / torch.where(zero, torch.ones_like(y), y)
+        return [torch.where(zero, quotient, quotient)]
 
     both_ways(function, torch.tensor([1.0, 2.0]), torch.tensor([0.0, 2.0]))
 
@@ -163,15 +176,120 @@ def test_lists_that_somebody_else_reads_are_left_alone(function: Function) -> No
     both_ways(lambda x, y: [each.clone() for each in function(x, y)], torch.rand(3), torch.rand(3))
 
 
-def test_what_is_updated_in_place_gives_the_same() -> None:
-    def function(x: torch.Tensor) -> list[torch.Tensor]:
-        y = x.clone()
-        first = y * 2
-        y[0].add_(1)
-        y.view(6)[3:].mul_(first.sum())
-        return [y, first, y * 2]
+def on_a_view(x: torch.Tensor) -> list[torch.Tensor]:
+    y = x.clone()
+    first = y * 2
+    y[0].add_(1)
+    y.view(6)[3:].mul_(first.sum())
+    return [y, first, y * 2]
 
+
+def on_one_of_several(x: torch.Tensor) -> list[torch.Tensor]:
+    p = torch.sort(x)[0]
+    p.add_(1)
+    return [p * 1, torch.sort(x)[0] * 1]
+
+
+def twice_in_a_list(x: torch.Tensor) -> list[torch.Tensor]:
+    y = x.clone()
+    torch._foreach_add_([y, y], 1.0)
+    return [y]
+
+
+def crossed(x: torch.Tensor) -> list[torch.Tensor]:
+    y, z = x.clone(), x * 2
+    torch._foreach_add_([y, z], [z, y])
+    return [y, z]
+
+
+def by_a_part_of_itself(x: torch.Tensor) -> list[torch.Tensor]:
+    y, z = x.sum(), x.clone()
+    torch._foreach_mul_([y, z], y)
+    return [y, z]
+
+
+def by_a_wider_type(x: torch.Tensor) -> list[torch.Tensor]:
+    y = x.sum()
+    torch._foreach_mul_([y], torch.tensor(2.5, dtype=torch.float64))
+    return [y]
+
+
+def in_half_precision(x: torch.Tensor) -> list[torch.Tensor]:
+    y, z = x.bfloat16(), x.half()
+    torch._foreach_mul_([y], 0.9)
+    torch._foreach_mul_([z], 0.9)
+    return [y, z, *torch._foreach_mul(torch._foreach_add([x.bfloat16()], 1.0), 0.9)]
+
+
+def with_a_view_from_before(x: torch.Tensor) -> list[torch.Tensor]:
+    y = x.clone()
+    view = y.view(6)
+    y = y.add_(1)
+    torch._foreach_mul_([y], 2.0)
+    return [view * 1, y]
+
+
+def read_by_an_update(x: torch.Tensor) -> list[torch.Tensor]:
+    y = x.clone()
+    view = y.view(-1)
+    first = torch._foreach_mul([x, x + 1], 2.0)
+    second = torch._foreach_add(first, 1.0)
+    torch._foreach_add_([y], [first[0]])
+    return [*second, view * 1]
+
+
+def statistics(x: torch.Tensor) -> list[torch.Tensor]:
+    mean, spread = x.mean(0) * 1.0, x.mean(0).abs()
+    out = torch.nn.functional.batch_norm(x, mean, spread, training=True)
+    return [out * 1, mean * 2, (x.mean(0) * 1.0) * 2]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        on_a_view,
+        on_one_of_several,
+        twice_in_a_list,
+        crossed,
+        by_a_part_of_itself,
+        by_a_wider_type,
+        in_half_precision,
+        with_a_view_from_before,
+        read_by_an_update,
+        statistics,
+    ],
+)
+def test_what_is_updated_in_place_gives_the_same(function: Function) -> None:
     both_ways(function, torch.randn(2, 3))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: [torch.sum(x, dim=[])],
+        lambda x: [x // 2, x.clone().add_(1).mul_(3), torch.div(x, 2, rounding_mode="trunc")],
+        lambda x: [
+            x[None, [0, 1], :],
+            torch.ops.aten.index_put(x, [None, torch.tensor([1])], x.sum()),
+        ],
+        lambda x: [torch.zeros(2, dtype=torch.int64, device="cpu") + x[:, 0]],
+        lambda x: [torch.nn.functional.interpolate(x[None, None], scale_factor=[2, 3.0])],
+        lambda x: list(torch.nn.functional.max_pool2d(x[None], 2, return_indices=True)),
+    ],
+)
+def test_torchscript_takes_arguments_of_any_kind(function: Function) -> None:
+    x = torch.randn(2, 3)
+    both_ways(function, x)
+    module = lean(make_fx(function)(x))
+    assert_equal(_torch_script.scripted(module)(x), module(x))  # it does not refuse
+
+
+def test_what_would_be_left_out_is_refused() -> None:
+    module = make_fx(lambda x: [torch.ops.aten.expand(x, [4, 2, 3], implicit=True).clone()])(
+        torch.randn(2, 3)
+    )
+    with pytest.raises(NotImplementedError, match="implicit would be left out"):
+        _torch_script.scripted(module)
 
 
 # Steps --------------------------------------------------------------------------------------
@@ -204,10 +322,23 @@ def words() -> keras.Model:
     )
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop", "adagrad", "adamw"])
-@pytest.mark.parametrize("build", [images, words])
+@pytest.mark.parametrize(
+    ("build", "optimizer", "policy"),
+    [
+        (images, "adam", "float32"),
+        (images, "sgd", "float32"),
+        (words, "adam", "float32"),
+        (words, "rmsprop", "float32"),
+        (words, "adagrad", "float32"),
+        (words, "adam", "mixed_bfloat16"),
+        (words, "adam", "bfloat16"),
+    ],
+)
 def test_a_replay_trains_like_its_record(
-    build: Callable[[], keras.Model], optimizer: str, monkeypatch: pytest.MonkeyPatch
+    build: Callable[[], keras.Model],
+    optimizer: str,
+    policy: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(6, 8, 8, 1)) if build is images else rng.integers(0, 7, (6, 5))
@@ -215,7 +346,9 @@ def test_a_replay_trains_like_its_record(
 
     def trained() -> tuple[list[np.ndarray], list[float]]:
         keras.utils.set_random_seed(0)
+        keras.config.set_dtype_policy(policy)
         model = build()
+        keras.config.set_dtype_policy("float32")
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         trainer = ts.Trainer(model, optimizer, loss, metrics=["accuracy"], clip_norm=1.0)
         logs = [float(trainer.train_on_batch(x, y)[name]) for name in ("loss", "accuracy") * 2]
@@ -277,6 +410,21 @@ def test_an_error_is_the_one_that_python_gives() -> None:
     assert float(count.value) == 2
 
 
+def test_an_error_draws_no_more_random_numbers_than_python() -> None:
+    def function(x: torch.Tensor, rows: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.rand(3) + x, torch.nn.functional.embedding(rows, x.view(3, 1))]
+
+    x, bad = torch.zeros(3), torch.tensor([5])
+    module = make_fx(function)(x, torch.tensor([0]))
+    states = []
+    for run in (module.forward, replayed(module)):
+        torch.manual_seed(0)
+        with pytest.raises(IndexError):
+            run(x, bad)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
 def test_the_switch_for_its_optimizer_is_put_back() -> None:
     step = ts.function(lambda x: x * 2)
     for optimized in (True, False):
@@ -303,6 +451,15 @@ def test_a_bool_may_change_between_calls() -> None:
         twice.assign(second)
         np.testing.assert_array_equal(step(x), x * (1 + first) * (1 + second))
     assert step.trace_count == 1
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_a_bool_with_axes_keeps_them(shape: tuple[int, ...]) -> None:
+    on = keras.Variable(np.zeros(shape, bool), trainable=False)
+    step = ts.function(lambda x: keras.ops.cast(on.value, "float32") * keras.ops.sum(x))
+    for value in (False, True):
+        on.assign(np.full(shape, value))
+        assert np.array_equal(step(np.ones(2, "float32")), np.full(shape, 2.0 * value))
 
 
 def test_a_bool_that_the_step_sets_is_no_switch() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ def are_alike(node: Node, other: Node) -> bool:
 
 
 def lie_alike(one: Any, two: Any) -> bool:
+    """The same of the values, or of their examples."""
     return bool(one.dtype == two.dtype and one.shape == two.shape and one.stride() == two.stride())
 
 
@@ -44,28 +45,25 @@ def is_steady(node: Node, updated: set[Node]) -> bool:
     if any(owner(each) in updated for each in (node, *node.all_input_nodes)):
         return False
     if isinstance(node.target, torch._ops.OpOverload):
-        drawn = torch.Tag.nondeterministic_seeded in node.target.tags
-        return not drawn and not node.target._schema.is_mutable
+        return torch.Tag.nondeterministic_seeded not in node.target.tags and not _updates(node)
     return node.target is operator.getitem
 
 
 def leaving(graph: Graph) -> set[Node]:
     """The outputs, and what they are views of: each has to be memory of its own, at each step."""
-    return {node for output in outputs(graph) for node in views(output)}
+    return {maker for output in outputs(graph) for node in views(output) for maker in _made(node)}
 
 
 def outputs(graph: Graph) -> list[Node]:
+    """The nodes whose values a graph gives."""
     return list(graph.output_node().all_input_nodes)
 
 
 def updated_memory(graph: Graph) -> set[Node]:
     """The nodes whose memory is updated in place."""
-    return {
-        owner(each)
-        for node in graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-        for each in (node, *node.all_input_nodes)
-    }
+    updating = (node for node in graph.nodes if _updates(node))
+    owners = (owner(each) for node in updating for each in (node, *node.all_input_nodes))
+    return {maker for each in owners for maker in _made(each)}
 
 
 def views(node: Node) -> Iterator[Node]:
@@ -73,7 +71,7 @@ def views(node: Node) -> Iterator[Node]:
     while True:
         yield node
         made = node.args[0] if node.target is operator.getitem else node
-        if not isinstance(made.target, torch._ops.OpOverload) or not made.target.is_view:
+        if not shares_memory(made):
             return
         node = made.all_input_nodes[0]
 
@@ -82,3 +80,30 @@ def owner(node: Node) -> Node:
     """The node whose memory this one's value is in."""
     *_, last = views(node)
     return last
+
+
+def shares_memory(node: Node) -> bool:
+    """Whether an operation gives a view of its first input, or that input itself."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if "unsafe_" in target._schema.name:  # `_unsafe_view`: it is one, and does not say so
+        return True
+    return any(each.alias_info is not None for each in target._schema.returns)
+
+
+# They update statistics, and do not say so.
+_SECRETIVE = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
+
+
+def _updates(node: Node) -> bool:
+    """Whether an operation updates some of its inputs in place."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
+    return schema.is_mutable or schema.name in _SECRETIVE
+
+
+def _made(node: Node) -> Sequence[Node]:
+    """A node, and the operation that gives it among others."""
+    return [node, node.args[0]] if node.target is operator.getitem else [node]

@@ -28,6 +28,7 @@ from trainstep._engines._torch_graphs import (
     lie_alike,
     outputs,
     owner,
+    shares_memory,
     stand_in,
     steady_operations,
     updated_memory,
@@ -76,7 +77,11 @@ def _fold(module: GraphModule, inputs: Mapping[int, bool]) -> None:
     """Computes now what depends on constants alone, or on inputs that are known."""
     graph = module.graph
     places = enumerate(graph.find_nodes(op="placeholder"))
-    known = {node: torch.tensor(inputs[place]) for place, node in places if place in inputs}
+    known = {
+        node: torch.full(example(node).shape, inputs[place])
+        for place, node in places
+        if place in inputs
+    }
     known |= {node: getattr(module, node.target) for node in graph.find_nodes(op="get_attr")}
     for node in steady_operations(graph):
         value = _value(node, known) if _is_short(example(node)) else None
@@ -153,6 +158,7 @@ def _divide_plainly(graph: Graph) -> None:
             and divisor.target is _aten.where.self
             and divisor.args[0] is zero
             and all(is_steady(each, updated) for each in (node, quotient, divisor))
+            and _reads(node, quotient) == 1
             and len(quotient.users) == 1
             and isinstance(divisor.args[2], Node)
             and are_alike(divisor, divisor.args[2])
@@ -197,9 +203,11 @@ def _update_anew(graph: Graph) -> None:
     """Gives lists that are updated in place new values instead, where they have no views."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
-        if node.target not in _ANEW or not all(_is_alone(each) for each in node.args[0]):
+        if node.target not in _ANEW or not _may_be_either(node):
             continue
         given = node.args[0]
+        if not all(_is_alone(each) for each in given):
+            continue
         with graph.inserting_before(node):
             anew = graph.call_function(_ANEW[node.target], node.args, node.kwargs)
             items = [graph.call_function(operator.getitem, (anew, i)) for i in range(len(given))]
@@ -213,40 +221,55 @@ def _update_anew(graph: Graph) -> None:
         graph.erase_node(node)
 
 
+def _may_be_either(node: Node) -> bool:
+    """Whether an operation on a list gives the same in place and anew.
+
+    Not if a part is read for another, and not in half precision, where the two round otherwise.
+    """
+    dtypes = {example(each).dtype for each in node.all_input_nodes}
+    return all(_reads(node, each) == 1 for each in node.args[0]) and (
+        dtypes in ({torch.float32}, {torch.float64})
+    )
+
+
+def _reads(node: Node, given: Node) -> int:
+    """How often a node has another among its arguments."""
+    arguments = torch.utils._pytree.tree_leaves((node.args, node.kwargs))
+    return sum(each is given for each in arguments)
+
+
 def _is_alone(node: Node) -> bool:
     """Whether a value is memory of the step's that nothing is a view of."""
-    viewing = any(
-        isinstance(user.target, torch._ops.OpOverload) and user.target.is_view
-        for user in node.users
-    )
-    return node.op == "call_function" and owner(node) is node and not viewing
+    if node.op != "call_function" or owner(node) is not node:
+        return False
+    return not any(map(shares_memory, node.users))
 
 
 def _update_in_place(graph: Graph) -> None:
     """Reuses the memory of lists that nothing else reads."""
+    updates: set[Node] = set()
     for node in list(graph.nodes):
-        if node.target not in _IN_PLACE:
+        if node.target not in _IN_PLACE or not _may_be_either(node):
             continue
         given, items = node.args[0], list(node.users)
         if not all(item.target is operator.getitem for item in items):
             continue
-        if not all(_is_for(node, place) for place in range(len(given))):
+        if not all(_is_for(node, place, updates) for place in range(len(given))):
             continue
         with graph.inserting_before(node):
-            graph.call_function(_IN_PLACE[node.target], node.args, node.kwargs)
+            updates.add(graph.call_function(_IN_PLACE[node.target], node.args, node.kwargs))
         for item in items:
             item.replace_all_uses_with(given[item.args[1]])
             graph.erase_node(item)
         graph.erase_node(node)
 
 
-def _is_for(node: Node, place: int) -> bool:
-    """Whether a value of the list is new, like the result, and read this once alone."""
+def _is_for(node: Node, place: int, updates: set[Node]) -> bool:
+    """Whether a value of the list is new, like the result, and read by this and updates alone."""
     given = node.args[0][place]
     return (
         given.target is operator.getitem
         and given.args[0].target in _IN_PLACE
-        and [user for user in given.users if user.target not in _ANEW] == [node]
-        and torch.utils._pytree.tree_leaves(node.args).count(given) == 1
+        and [user for user in given.users if user not in updates] == [node]
         and lie_alike(example(given), example(node)[place])
     )

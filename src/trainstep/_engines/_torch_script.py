@@ -30,9 +30,16 @@ _NUMBERS: dict[Any, int] = {
     torch.channels_last: 2,
     torch.channels_last_3d: 3,
 }
-_OF_NUMBERS = {"aten::add", "aten::sub", "aten::mul", "aten::div"}
+_OF_NUMBERS = {"aten::add", "aten::sub", "aten::mul", "aten::div", "aten::floor_divide"}
+_FOR_NUMBERS = {("", "Scalar"), ("Tensor", "Scalar"), ("Tensor_mode", "Scalar_mode")}
 _TENSORS = torch._C.ListType.ofTensors()
 _MAYBE_TENSORS = torch._C.ListType(torch._C.OptionalType.ofTensor())
+_LISTS = {
+    "List[int": torch._C.ListType.ofInts(),
+    "List[float": torch._C.ListType.ofFloats(),
+    "List[bool": torch._C.ListType.ofBools(),
+    "List[Tensor": _TENSORS,
+}
 
 
 def replayed(module: GraphModule, switches: Sequence[int] = ()) -> Callable[..., Any]:
@@ -66,14 +73,18 @@ def _replayed(module: GraphModule, known: Mapping[int, bool]) -> Callable[..., A
         log.debug("a step is replayed by Python: %s", error)
         return module.forward  # type: ignore[no-any-return]
     forward = module.forward
+    draws = any(map(_draws, module.graph.nodes))
 
     def run(*inputs: Any) -> Any:
+        drawn = torch.get_rng_state() if draws else None
         # Its optimizer, a switch of this thread, joins products of matrices and rounds otherwise.
         before = _optimized()
         _set_optimized(False)
         try:
             return script(*inputs)
         except RuntimeError:  # says where in TorchScript it arose; Python's says what is wrong
+            if drawn is not None:
+                torch.set_rng_state(drawn)
             return forward(*inputs)
         finally:
             _set_optimized(before)
@@ -104,8 +115,10 @@ def scripted(module: GraphModule) -> Callable[..., Any]:
 def _called(graph: Any, node: Node, values: Mapping[Node, Any]) -> Any:
     """A call of an operation: what it gives, a list if it is several."""
     schema = node.target._schema
-    if torch.Tag.nondeterministic_seeded in node.target.tags and not node.users:
+    if _draws(node) and not node.users:
         raise NotImplementedError(f"{schema.name}, whose numbers nobody reads, would not be drawn")
+    if node.kwargs.get("implicit"):
+        raise NotImplementedError(f"{schema.name} that is implicit would be left out")
     given = [
         _argument(graph, _value_of(node, place, argument), argument, values)
         for place, argument in enumerate(schema.arguments)
@@ -128,10 +141,15 @@ def _called(graph: Any, node: Node, values: Mapping[Node, Any]) -> Any:
     return results[0] if len(results) == 1 else results
 
 
+def _draws(node: Node) -> bool:
+    tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
+    return torch.Tag.nondeterministic_seeded in tags
+
+
 def _is_of_a_number(schema: Any, other: Any) -> bool:
     """Whether another operation does just what this one does with a number for a tensor."""
-    same = schema.name == other.name and schema.name in _OF_NUMBERS
-    return same and (schema.overload_name, other.overload_name) == ("Tensor", "Scalar")
+    same = schema.name == other.name and schema.name.rstrip("_") in _OF_NUMBERS
+    return same and (schema.overload_name, other.overload_name) in _FOR_NUMBERS
 
 
 def _value_of(node: Node, place: int, argument: Any) -> Any:
@@ -143,18 +161,19 @@ def _value_of(node: Node, place: int, argument: Any) -> Any:
 def _argument(graph: Any, value: Any, argument: Any, values: Mapping[Node, Any]) -> Any:
     if isinstance(value, Node):
         return values[value]
-    kind = str(argument.type).removeprefix("Optional[").removesuffix("]")
-    if isinstance(value, (list, tuple)) and any(isinstance(each, Node) for each in value):
-        maybe = "Optional" in str(argument.type.getElementType())
-        parts = [values[x] if isinstance(x, Node) else graph.insertConstant(x) for x in value]
-        return _list(graph, parts, _MAYBE_TENSORS if maybe else _TENSORS)
-    if kind == "float" and value is not None:
+    kind = str(argument.type).removeprefix("Optional[")
+    if isinstance(value, (list, tuple)):
+        if any(isinstance(each, Node) for each in value):
+            parts = [values[x] if isinstance(x, Node) else graph.insertConstant(x) for x in value]
+            return _list(graph, parts, _MAYBE_TENSORS if "List[Optional" in kind else _TENSORS)
+        if not value:
+            return _list(graph, [], next(_LISTS[each] for each in _LISTS if each in kind))
+        value = [float(each) for each in value] if "List[float" in kind else list(value)
+    elif kind.startswith("float") and value is not None:
         value = float(value)
-    if kind == "List[float]" and value is not None:
-        value = [float(each) for each in value]
-    if isinstance(value, (torch.memory_format, torch.layout)):
+    elif isinstance(value, (torch.memory_format, torch.layout)):
         value = _NUMBERS[value]
-    return graph.insertConstant(list(value) if isinstance(value, tuple) else value)
+    return graph.insertConstant(value)
 
 
 def _list(graph: Any, parts: Sequence[Any], kind: Any) -> Any:
