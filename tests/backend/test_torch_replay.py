@@ -81,6 +81,24 @@ def test_equal_numbers_of_other_types_are_not_the_same() -> None:
     assert operations(after).count("aten.add.Tensor") == 2
 
 
+def test_an_operation_of_somebody_else_runs_at_each_step() -> None:
+    calls = []
+
+    @torch.library.custom_op("trainstep_tests::noted", mutates_args=())
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x.clone()
+
+    noted.register_fake(torch.empty_like)
+    run = replayed(
+        make_fx(lambda x: [x + noted(torch.ones(2)) + noted(torch.ones(2))])(torch.ones(2))
+    )
+    calls.clear()
+    for _ in range(3):
+        assert_equal(run(torch.ones(2)), [torch.full((2,), 3.0)])
+    assert len(calls) == 6
+
+
 def test_random_numbers_are_drawn_as_often() -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         torch.rand(3)  # nobody reads it, and yet the next ones are others

@@ -79,8 +79,8 @@ def _replayed(module: GraphModule, known: Mapping[int, bool]) -> Callable[..., A
         drawn = torch.get_rng_state() if draws else None
         # Its optimizer, a switch of this thread, joins products of matrices and rounds otherwise.
         before = _optimized()
-        _set_optimized(False)
         try:
+            _set_optimized(False)
             return script(*inputs)
         except RuntimeError:  # says where in TorchScript it arose; Python's says what is wrong
             if drawn is not None:
