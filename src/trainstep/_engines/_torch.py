@@ -49,6 +49,7 @@ from trainstep._engines._hosting import Host, HostFunction, Results
 from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
 from trainstep._engines._torch_host import host_call, new_token, token_input
+from trainstep._engines._torch_modules import follow_variables
 from trainstep._engines._torch_rewrites import pool_where_images_lie, rewritten
 from trainstep._engines._torch_script import replayed
 from trainstep._engines._torch_state import (
@@ -300,6 +301,7 @@ class TorchEngine:
 
 def make() -> TorchEngine:
     """The engine."""
+    follow_variables()
     return TorchEngine()
 
 
