@@ -17,7 +17,7 @@ from keras import layers
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import trainstep as ts
-from trainstep._engines import _torch, _torch_script
+from trainstep._engines import _torch_program, _torch_script
 from trainstep._engines._torch_lean import lean
 from trainstep._engines._torch_script import replayed
 
@@ -374,7 +374,7 @@ def test_a_replay_trains_like_its_record(
         return model.get_weights(), [*logs, *history["loss"], *history["accuracy"]]
 
     weights, logs = trained()
-    monkeypatch.setattr(_torch, "replayed", lambda module, *_: module.forward)
+    monkeypatch.setattr(_torch_program, "replayed", lambda module, *_: module.forward)
     expected_weights, expected_logs = trained()
     assert logs == expected_logs
     for got, expected in zip(weights, expected_weights, strict=True):

@@ -45,22 +45,19 @@ from trainstep._engines._base import (
     is_wanted,
     nothing_assumed,
 )
-from trainstep._engines._hosting import Host, HostFunction, Results
+from trainstep._engines._hosting import HostFunction, Results
 from trainstep._engines._torch_eager import eager
 from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
-from trainstep._engines._torch_host import host_call, new_token, token_input
+from trainstep._engines._torch_host import host_call, token_input
 from trainstep._engines._torch_modules import follow_variables
-from trainstep._engines._torch_rewrites import pool_where_images_lie, rewritten
-from trainstep._engines._torch_script import replayed
+from trainstep._engines._torch_program import build
+from trainstep._engines._torch_rewrites import pool_where_images_lie
 from trainstep._engines._torch_state import (
     WIDENED,
-    as_tensor,
     from_numpy,
     leaf_copy,
     memory,
     set_grad_enabled,
-    value_of,
-    write_back,
 )
 from trainstep._errors import calls_the_host
 from trainstep._source import Source
@@ -232,7 +229,7 @@ class TorchEngine:
             reads,
             writes,
             lambda compiler, bucket=None: (
-                _build(module, reads, writes, tensors, compiler, hosts=hosts, as_is=axes is None)
+                build(module, reads, writes, tensors, compiler, hosts=hosts, as_is=axes is None)
                 if options.layout is None
                 else built
             ),
@@ -441,52 +438,3 @@ def _drop_detach(graph: Any) -> None:
         if node.target is torch.ops.aten.detach.default:
             node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
-
-
-def _switches(reads: list[Variable], writes: list[Variable]) -> list[int]:
-    """The places of single bools that a step reads and leaves as they are."""
-    return [
-        place
-        for place, variable in enumerate(reads)
-        if variable._value.dtype == torch.bool
-        and variable._value.numel() == 1
-        and variable._value.device.type == "cpu"
-        and not any(variable is written for written in writes)
-    ]
-
-
-def _build(
-    module: Any,
-    reads: list[Variable],
-    writes: list[Variable],
-    tensors: list[Tensor],
-    compiler: str,
-    *,
-    hosts: Sequence[Host],
-    as_is: bool,
-) -> Executable:
-    call: Callable[..., Any] = module.forward
-    token = [new_token()] if hosts else []
-    if compiler == "inductor":
-        state = [v._value.detach() for v in reads]
-        with torch.no_grad():
-            call = torch._inductor.compile(rewritten(module), [*state, *tensors, *token])
-    elif as_is and not hosts:  # for these sizes alone, and all that it does are operations
-        with torch.no_grad():
-            call = replayed(module, _switches(reads, writes))
-    outputs = slice(len(writes), -1 if hosts else None)
-
-    def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
-        arrays = [x.contiguous() if type(x) is torch.Tensor else as_tensor(x) for x in leaves]
-        enabled = torch.is_grad_enabled()
-        # Not `torch.no_grad`, which is Python: Ctrl-C inside it would leave gradients turned off.
-        try:
-            set_grad_enabled(False)
-            results = call(*map(value_of, reads), *arrays, *token)
-            write_back(writes, results)
-        finally:
-            set_grad_enabled(enabled)
-        return results[outputs]  # type: ignore[no-any-return]
-
-    run.hosts = hosts  # type: ignore[attr-defined]  # they live as long as this does
-    return run
