@@ -112,3 +112,9 @@ def _updates(node: Node) -> bool:
 def _made(node: Node) -> Sequence[Node]:
     """A node, and the operation that gives it among others."""
     return [node, node.args[0]] if node.target is operator.getitem else [node]
+
+
+def reads(node: Node, given: Node) -> int:
+    """How often a node has another among its arguments."""
+    arguments = torch.utils._pytree.tree_leaves((node.args, node.kwargs))
+    return sum(each is given for each in arguments)
