@@ -18,11 +18,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core as jex
 
 from trainstep._engines._base import Options, Tensor, Variable
 from trainstep._engines._hosting import Host, surfacing
 from trainstep._engines._jax_cache import on_disk
+from trainstep._engines._jax_calls import Straight, entry, straight
 from trainstep._engines._jax_feeds import Feeds
 from trainstep._engines._jax_held import Held
 from trainstep._engines._jax_host import hosts_in
@@ -99,8 +101,8 @@ def build(
     if fallible:
         return Careful(compiled, held, hosts_in(closed.jaxpr), spread.feeds if spread else None)
     late = keeping_signals(compiled)
-    call = _direct_call(compiled)
-    return Lean(call, held, spread or feeds, late, donates=bool(donated))
+    short = straight(compiled, arguments) if spread is None else None
+    return Lean(entry(compiled), held, spread or feeds, late, short, donates=bool(donated))
 
 
 def _has_callback(jaxpr: Any) -> bool:
@@ -108,14 +110,6 @@ def _has_callback(jaxpr: Any) -> bool:
         "callback" in e.primitive.name or any(map(_has_callback, jex.jaxprs_in_params(e.params)))
         for e in jaxpr.eqns
     )
-
-
-def _direct_call(compiled: Any) -> Callable[..., Any]:
-    """The compiled program's C++ entry, without the Python around it; itself if there is none."""
-    try:
-        return compiled._executable.create_cpp_call(compiled._params) or compiled  # type: ignore[no-any-return]
-    except AttributeError:
-        return compiled  # type: ignore[no-any-return]
 
 
 # Python's part of a step. One call in C runs the program and stores the new state: Ctrl-C, which
@@ -127,13 +121,25 @@ _RUN = """
 {values} = map(value, slots)
 operands = ({operands})
 {guard}
-results = from_iterable(starmap(call, (operands,)))
-del operands
-consume(map(setitem, new, repeat("_value"), results))
+{call}
 outs = list(results)
 if late:
     late.pop()()
 {wait}
+"""
+_CALL = """
+results = from_iterable(starmap(call, (operands,)))
+del operands
+consume(map(setitem, new, repeat("_value"), results))
+"""
+_STRAIGHT = """
+results = from_iterable(map(arrays_of, starmap(execute, ((operands,),))))
+try:
+    consume(map(setitem, new, repeat("_value"), results))
+except refused:  # before anything was given away
+    results = from_iterable(starmap(call, (operands,)))
+    consume(map(setitem, new, repeat("_value"), results))
+del operands
 """
 _WAIT = "ready(outs or [slot['_value'] for slot in new])"
 # A buffer with another owner (a snapshot, a second variable, a NumPy view) is not ours to give
@@ -155,10 +161,11 @@ class Lean:
         held: Held,
         feeds: Feeds | Spread,
         late: Late,
+        short: Straight | None,
         *,
         donates: bool,
     ) -> None:
-        self._held, self._feeds = held, feeds
+        self._held, self._feeds, self._straight = held, feeds, short
         changed, fixed, writes = held.changed, held.fixed, held.writes
         self._guard = _GUARD.format(count=len(changed)) if donates else ""
         self._values = [f"v{place}" for place in range(len(changed) + len(fixed))]
@@ -185,11 +192,12 @@ class Lean:
         text = self._text(["*inputs(leaves)"]) + "return outs"
         self._run = define("run(leaves)", text, self._names)
 
-    def _text(self, inputs: Sequence[str]) -> str:
+    def _text(self, inputs: Sequence[str], call: str = _CALL) -> str:
         text = _RUN.format(
             values=f"[{', '.join(self._values)}]",
             operands="".join(f"{each}, " for each in (*self._values, *inputs)),
             guard=self._guard,
+            call=call,
             wait=self._wait,
         )
         if not self._locks:
@@ -211,7 +219,12 @@ class Lean:
     def inline(self, arrays: dict[str, Any]) -> Source:
         """The same for these arguments, to be written into the path of a hit."""
         fed, inputs = self._feeds.source(arrays)
-        return Source(fed.text + self._text(inputs), {**self._names, **fed.names})
+        names, call = {**self._names, **fed.names}, _CALL
+        # Arrays of the user's may lie anywhere, and in any way.
+        if self._straight is not None and all(type(x) is np.ndarray for x in arrays.values()):
+            names |= self._straight.names
+            inputs, call = self._straight.put(inputs), _STRAIGHT
+        return Source(fed.text + self._text(inputs, call), names)
 
     def running(self, arguments: Sequence[str]) -> Source:
         """The same for arguments that nobody else writes to, given as expressions."""
