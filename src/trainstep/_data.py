@@ -1,8 +1,7 @@
 """Where batches come from: arrays, data sets, loaders, generators; always `(x, y, weights)`.
 
-A `Feed` yields the batches of an epoch in stretches, `(count, batches)`: an iterable of single
-batches if `count` is 1, of stacks of so many, to be run in one call of the program, if it is more.
-Long stretches keep the loop over them tight.
+A `Feed` yields the batches of an epoch in stretches: an iterable of single batches, or of stacks of
+several, to be run in one call of the program. Long stretches keep the loop over them tight.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
@@ -25,7 +24,22 @@ from trainstep._outputs import take_out
 from trainstep._structure import like
 
 Batch = tuple[Any, Any, Any]
-Stretch = tuple[int, Iterable[Batch]]
+
+
+class Stretch(NamedTuple):
+    """Batches of an epoch, one after the other.
+
+    Attributes:
+        group: How many batches each of them is: 1, or those of a stack.
+        batches: The batches.
+        length: How many there are, if they are in memory: to look at one ahead of its turn then
+            does nothing. 0: not known.
+    """
+
+    group: int
+    batches: Iterable[Batch]
+    length: int = 0
+
 
 _CHUNK = 1 << 20  # bytes that are shuffled at once: a batch is then a slice, not a gather
 
@@ -81,13 +95,13 @@ class Arrays:
             ]
             whole = len(cut[0]) // step * step
             if whole:
-                yield group, self._stacked([leaf[:whole] for leaf in cut], group)
+                yield self._stretch([leaf[:whole] for leaf in cut], group)
             rest = [leaf[whole:] for leaf in cut]
             full = len(rest[0]) // self.size * self.size
             if full:
-                yield 1, self._stacked([leaf[:full] for leaf in rest], 1)
+                yield self._stretch([leaf[:full] for leaf in rest], 1)
             if len(rest[0]) > full:
-                yield 1, [self.build.of([leaf[full:] for leaf in rest])]
+                yield Stretch(1, [self.build.of([leaf[full:] for leaf in rest])])
 
     def order(self) -> Any:
         """The rows in the order of an epoch."""
@@ -101,16 +115,24 @@ class Arrays:
 
     def batches(self) -> Iterator[Batch]:
         """The batches of one epoch, one by one."""
-        return itertools.chain.from_iterable(batches for _, batches in self.epoch(1))
+        return all_of(self.epoch(1))
 
-    def _stacked(self, leaves: Sequence[Any], group: int) -> Iterator[Batch]:
+    def _stretch(self, leaves: Sequence[Any], group: int) -> Stretch:
         """Full batches, or groups of them, one after the other; Python does not cut them."""
         lead = (-1, self.size) if group == 1 else (-1, group, self.size)
         rows = _engines.current().rows
         cut = [rows(leaf.reshape(*lead, *leaf.shape[1:])) for leaf in leaves]
+        length = len(leaves[0]) // (self.size * group)
         if self._is_plain:  # a row of leaves is a batch already
-            return zip(*cut, *[itertools.repeat(None)] * (3 - len(cut)), strict=False)
-        return map(self.build.of, zip(*cut, strict=True))
+            batches: Any = zip(*cut, *[itertools.repeat(None)] * (3 - len(cut)), strict=False)
+        else:
+            batches = map(self.build.of, zip(*cut, strict=True))
+        return Stretch(group, batches, length)
+
+
+def all_of(stretches: Iterable[Stretch]) -> Iterator[Batch]:
+    """What stretches have, one after the other."""
+    return itertools.chain.from_iterable(stretch.batches for stretch in stretches)
 
 
 def _chunks(count: int, step: int, most: int) -> Iterator[slice]:
@@ -154,8 +176,7 @@ class Stream:
     def pass_over(self, epochs: int) -> None:
         """Draws the batches of epochs and drops them: nobody else knows what an order hangs on."""
         for _ in range(epochs):
-            for _, batches in self.epoch(1):
-                deque(batches, maxlen=0)
+            deque(all_of(self.epoch(1)), maxlen=0)
 
     def _taken(self) -> Iterator[Any]:
         if self._limit is None:
@@ -256,15 +277,15 @@ class _PyDataset(Stream):
 def _grouped(batches: Iterable[Batch], group: int) -> Iterator[Stretch]:
     """Batches of one shape stacked by `group`; what is left over goes one by one."""
     if group == 1:
-        yield 1, batches
+        yield Stretch(1, batches)
         return
     iterator = iter(batches)
     while taken := list(itertools.islice(iterator, group)):
         shapes = {tuple(np.shape(a) for a in tree.flatten(batch)) for batch in taken}
         if len(taken) == group and len(shapes) == 1:
-            yield group, [_stack(taken)]
+            yield Stretch(group, [_stack(taken)])
         else:
-            yield 1, taken
+            yield Stretch(1, taken)
 
 
 def _stack(batches: Sequence[Batch]) -> Batch:

@@ -118,8 +118,8 @@ class Function(Generic[P, R]):
         if program is None:
             return self._first_run(self._compiler.program(values), leaves)
         if values is args:
-            short = hit(program, args, leaves, self._compiler.arguments)
-            self._programs.shorten(key, args, short, program)
+            ways = hit(program, args, leaves, self._compiler.arguments)
+            self._programs.shorten(key, args, ways, program)
         result: R = program(leaves)
         return result
 
@@ -131,8 +131,13 @@ class Function(Generic[P, R]):
             self.ledger.add_compile_seconds(program.index, time.perf_counter() - started)
         return result
 
-    def shortcut(self, *last: Any) -> Callable[[Any], R]:
-        """The function of a tuple of arguments before the last ones, in one Python frame less."""
+    def shortcut(self, *last: Any, read: bool = True) -> Callable[[Any], R]:
+        """The function of a tuple of arguments before the last ones, in one Python frame less.
+
+        Args:
+            *last: The last arguments.
+            read: Whether anybody reads what it returns. If not, it may return something else.
+        """
         programs, call, cells = self._programs, self._call, self._cells
 
         def run(first: Any) -> R:
@@ -140,7 +145,12 @@ class Function(Generic[P, R]):
             result: R = programs.hit(args, cells)
             return call(args, {}) if result is MISS else result
 
-        return run
+        def run_unread(first: Any) -> R:
+            args = first + last
+            result: R = programs.unread(args, cells)
+            return call(args, {}) if result is MISS else result
+
+        return run if read else run_unread
 
     def laid_out(self, layout: Any) -> Function[P, R]:
         """The same function with another layout, traced anew; itself if it has that one."""

@@ -188,6 +188,11 @@ class StepRunner:
         step, classes = self._step(count)
         return step.shortcut(classes)
 
+    def silent(self, count: int) -> Callable[[Batch], Any]:
+        """The same for one whose values nobody reads."""
+        step, classes = self._step(count)
+        return step.shortcut(classes, read=False)
+
     def prepare(self, batch: Batch, count: int) -> None:
         """Builds and compiles what such a call needs."""
         step, classes = self._step(count)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import textwrap
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainstep._arguments import Arguments
-from trainstep._engines import Inlined
-from trainstep._program import MISS, Hit, Program, no_hit
+from trainstep._engines import Inlined, Unread
+from trainstep._program import MISS, Hit, Program, Ways
 from trainstep._source import Source, define
 from trainstep._state import states
 
@@ -49,20 +49,28 @@ except Exception:  # something that the step read is gone
 """
 
 
-def hit(program: Program, args: Sequence[Any], leaves: Sequence[Any], arguments: Arguments) -> Hit:
-    """The short way to `program` for calls like this one.
+def hit(program: Program, args: Sequence[Any], leaves: Sequence[Any], arguments: Arguments) -> Ways:
+    """The short ways to `program` for calls like this one.
 
-    There is one if the arguments are arrays that enter as they are, None, True, False and objects.
+    There are some if the arguments are arrays that enter as they are, None, bools and objects.
     """
     kinds = tuple((type(value), getattr(value, "dtype", None)) for value in args)
-    short = program.hits.get(kinds)
-    if short is None:
-        short = program.hits[kinds] = _written(program, args, leaves, arguments) or no_hit
-    return short
+    ways = program.hits.get(kinds)
+    if ways is None:
+        way = unread = _written(program, args, leaves, arguments)
+        if way and isinstance(program.executable, Unread) and not program.build.is_judged:
+            unread = _written(program, args, leaves, arguments, read=False)
+        ways = program.hits[kinds] = Ways(way, unread) if way and unread else Ways()
+    return ways
 
 
 def _written(
-    program: Program, args: Sequence[Any], leaves: Sequence[Any], arguments: Arguments
+    program: Program,
+    args: Sequence[Any],
+    leaves: Sequence[Any],
+    arguments: Arguments,
+    *,
+    read: bool = True,
 ) -> Hit | None:
     names: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
@@ -89,6 +97,8 @@ def _written(
         return None
     stale = program.watch.around
     flags, run, build = program.watch.flags, _run(program, arrays), program.build.source
+    if not read:
+        run, build = Source(f"program.executable.unread({_tuple(arrays)})"), Source("None")
     idle = arguments.engine.idle_text
     text = _HIT.format(
         idle=idle.text,
@@ -110,4 +120,8 @@ def _run(program: Program, arrays: dict[str, Any]) -> Source:
     """Statements that run the program on the named arrays and leave its outputs in `outs`."""
     if isinstance(program.executable, Inlined):
         return program.executable.inline(arrays)
-    return Source(f"outs = program.executable(({''.join(f'{name}, ' for name in arrays)}))")
+    return Source(f"outs = program.executable({_tuple(arrays)})")
+
+
+def _tuple(names: Iterable[str]) -> str:
+    return f"({''.join(f'{name}, ' for name in names)})"

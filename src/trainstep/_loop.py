@@ -6,11 +6,11 @@ The loop knows nothing of arrays or engines: a feed gives batches, a runner take
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import islice
 from typing import Any, Protocol
 
 from trainstep._callbacks import Callbacks
-from trainstep._data import Batch, Feed
+from trainstep._data import Batch, Feed, all_of
 from trainstep._errors import ArgumentError
 from trainstep._logs import Logs
 from trainstep._progress import Progress
@@ -24,6 +24,10 @@ class Runner(Protocol):
 
     def calls(self, count: int) -> Callable[[Batch], Values]:
         """What runs one batch, or a stack of `count` in one call; gives the values, as they are."""
+        ...
+
+    def silent(self, count: int) -> Callable[[Batch], object]:
+        """The same for one whose values nobody reads."""
         ...
 
     def logs(self, values: Values, count: int) -> Sequence[Logs]:
@@ -58,13 +62,20 @@ def run_epoch(
     watched = listens or progress.live
     flags, stop = vars(progress.model), "stop_training" if kind == "train" else "stop_evaluating"
     step, size, values = 0, 1, Values()
-    for count, batches in feed.epoch(group):
+    for count, batches, length in feed.epoch(group):
         run, size = runner.calls(count), count
         if not watched and run_of is None:
-            calls, values = _run_unwatched(run, batches, flags, stop, values)
+            # Only the values after the last batch are read, if it can be told which that is.
+            ahead = islice(batches, max(length - 1, 0))
+            calls, values = _run_unwatched(runner.silent(count), ahead, flags, stop, values)
+            if calls:
+                values = Values()
+            if not flags.get(stop):
+                last, values = _run_unwatched(run, batches, flags, stop, values)
+                calls += last
             step += calls * size
             if flags.get(stop):
-                return step, runner.logs(values, size)[-1]
+                return step, _after(runner, values, size)
             continue
         for batch in batches:
             if run_of is not None and run_of.passes(runner, batch, step, size):
@@ -82,18 +93,17 @@ def run_epoch(
                 run_of.stepped(step, size)
             if flags.get(stop):
                 return step, runner.logs(values, size)[-1]
-    if step and not values:  # all of them were run before a stop
-        return step, Logs(runner.now())
-    return step, runner.logs(values, size)[-1]
+    return step, _after(runner, values, size) if step else Logs()
+
+
+def _after(runner: Runner, values: Values, size: int) -> Logs:
+    """The values after the last batch; its own are not known if it was run silently, or before."""
+    return runner.logs(values, size)[-1] if values else Logs(runner.now())
 
 
 def _run_unwatched(
-    run: Callable[[Batch], Values],
-    batches: Iterable[Batch],
-    flags: Values,
-    stop: str,
-    values: Values,
-) -> tuple[int, Values]:
+    run: Callable[[Batch], Any], batches: Iterable[Batch], flags: Values, stop: str, values: Any
+) -> tuple[int, Any]:
     """Runs batches until their end, or until it is to stop; on small networks, each line counts."""
     calls = 0
     for batch in batches:
@@ -188,8 +198,7 @@ def predict(
     progress.model.stop_predicting = False
     callbacks.tell("predict_begin", {})
     progress.start_epoch(0, feed.steps)
-    batches = chain.from_iterable(batches for _, batches in feed.epoch(1))
-    for count, (x, _, _) in enumerate(batches):
+    for count, (x, _, _) in enumerate(all_of(feed.epoch(1))):
         callbacks.batch_begin("predict", count)
         outputs.append(step(x))
         callbacks.batch_end("predict", count, {"outputs": outputs[-1]})

@@ -34,10 +34,11 @@ class Build:
 
     Attributes:
         source: The expression that does it, of a sequence `outs`.
+        is_judged: Whether somebody looks at them at every call.
     """
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, *, is_judged: bool) -> None:
+        self.source, self.is_judged = source, is_judged
 
     @cached_property
     def of(self) -> Callable[[Sequence[Any]], Any]:
@@ -51,7 +52,7 @@ def take_out(
     """The tensors of a step's result, and what puts others in their place."""
     writer = _Writer(is_tensor, arguments)
     text = writer.expression(value)
-    return writer.tensors, Build(Source(text, writer.names))
+    return writer.tensors, Build(Source(text, writer.names), is_judged=writer.is_judged)
 
 
 class _Writer:
@@ -60,6 +61,7 @@ class _Writer:
     def __init__(self, is_tensor: Callable[[Any], bool], arguments: Sequence[Any]) -> None:
         self.tensors: list[Any] = []
         self.names: dict[str, Any] = {"like": like}
+        self.is_judged = False
         self._is_tensor = is_tensor
         self._arguments = arguments
 
@@ -71,6 +73,7 @@ class _Writer:
             self.tensors.append(value)
             return f"outs[{len(self.tensors) - 1}]"
         if isinstance(value, Judged):
+            self.is_judged = True
             texts = [self.expression(each) for each in (value.value, *value.tensors)]
             return f"{self._name(value.judge)}({', '.join(texts)})"
         children = structure(value)

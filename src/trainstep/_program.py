@@ -14,7 +14,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainstep._arguments import Key
 from trainstep._domain import Domain
@@ -63,7 +63,7 @@ class Program:
         self.family = family
         self.has_run = False
         self.used = next(_clock)  # a run of calls like the last one counts as one use
-        self.hits: dict[Any, Hit] = {}  # short ways to it, by the types of the arguments
+        self.hits: dict[Any, Ways] = {}  # short ways to it, by the types of the arguments
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         while True:
@@ -91,12 +91,20 @@ def no_hit(args: Sequence[Any], cells: Any) -> Any:
     return MISS
 
 
+class Ways(NamedTuple):
+    """The short way to a program, and the one for calls whose result nobody reads."""
+
+    hit: Hit = no_hit
+    unread: Hit = no_hit
+
+
 class Programs:
     """The programs of one function.
 
     Attributes:
         families: Steps that were recorded for sizes that vary, by what else a call is.
         hit: The short way to the last program found, or to one of several by shapes.
+        unread: The same for a call whose result nobody reads.
     """
 
     def __init__(self, bound: int) -> None:
@@ -106,7 +114,7 @@ class Programs:
         self._objects: dict[int, tuple[Any, set[Key]]] = {}
         self._ways: dict[Any, tuple[Hit, Program, Served | None]] = {}
         self.families: dict[tuple[Any, ...], list[Family]] = {}
-        self.hit: Hit = no_hit
+        self.hit, self.unread = Ways()
 
     def find(self, key: Key, cells: Any) -> Program | None:
         """The program for this call of a function with this closure, if there is one."""
@@ -124,15 +132,15 @@ class Programs:
             return served.program
         return None
 
-    def shorten(self, key: Key, args: Sequence[Any], short: Hit, program: Program) -> None:
-        """Remembers the short way to a program for calls like this one."""
+    def shorten(self, key: Key, args: Sequence[Any], ways: Ways, program: Program) -> None:
+        """Remembers the short ways to a program for calls like this one."""
         if not self.families and program.family is None:
-            self.hit = short
+            self.hit, self.unread = ways
             return
         if len(self._ways) >= _REMEMBERED:
             self._ways.clear()
-        self._ways[_shapes(args)] = (short, program, self._served.get(key))
-        self.hit = self._by_shapes
+        self._ways[_shapes(args)] = (ways.hit, program, self._served.get(key))
+        self.hit = self.unread = self._by_shapes
 
     def _by_shapes(self, args: Sequence[Any], cells: Any) -> Any:
         """The short way when sizes vary: looked up by the shapes of the arguments."""
@@ -185,7 +193,7 @@ class Programs:
     def forget_ways(self) -> None:
         """Forgets the short ways: programs have come or gone."""
         self._ways.clear()
-        self.hit = no_hit
+        self.hit, self.unread = Ways()
 
     def all(self) -> list[Program]:
         """Every program there is."""

@@ -43,7 +43,7 @@ class Run:
 
     def _end(self, runner: Any, feed: Any, group: int) -> None:
         """Gives a run that has ended its state; a batch is needed to build what has one."""
-        for size, batches in feed.epoch(group):
+        for size, batches, _ in feed.epoch(group):
             for batch in batches:
                 self.passes(runner, batch, 0, size)
                 np.random.set_state(self._position.order)

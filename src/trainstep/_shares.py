@@ -7,13 +7,12 @@ step is those of all processes together.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from trainstep._data import Arrays, Batch, Feed, Stream, Stretch, Stretched, in_memory
+from trainstep._data import Arrays, Batch, Feed, Stream, Stretch, Stretched, all_of, in_memory
 from trainstep._errors import StrategyError
 from trainstep._outputs import take_out
 
@@ -51,9 +50,9 @@ class ArrayShares:
         grouped = full // group * group if group > 1 else 0
         for first in range(0, grouped, group):
             rows = order[first * size : (first + group) * size].reshape(group, size)
-            yield group, [self._batch(rows)]
+            yield Stretch(group, [self._batch(rows)])
         rest = [order[start : start + size] for start in range(grouped * size, arrays.count, size)]
-        yield 1, map(self._batch, rest)
+        yield Stretch(1, map(self._batch, rest))
 
     def restart(self) -> None:
         """Every epoch starts from the first batch."""
@@ -63,7 +62,7 @@ class ArrayShares:
 
     def batches(self) -> Iterator[Batch]:
         """The batches of one epoch, one by one."""
-        return itertools.chain.from_iterable(batches for _, batches in self.epoch(1))
+        return all_of(self.epoch(1))
 
     def _batch(self, rows: Any) -> Batch:
         axis = rows.ndim - 1
@@ -97,8 +96,7 @@ class Shares:
 
     def epoch(self, group: int) -> Iterator[Stretch]:
         """The batches of one epoch, one by one: whether all processes have so many is not known."""
-        own = itertools.chain.from_iterable(batches for _, batches in self._feed.epoch(1))
-        yield 1, joined(own, self._layout)
+        yield Stretch(1, joined(all_of(self._feed.epoch(1)), self._layout))
 
     def restart(self) -> None:
         """Starts from the first batch again, where the source can."""

@@ -8,7 +8,6 @@ are computed, and nothing else.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from keras import ops, tree
 
 from trainstep import _engines
-from trainstep._data import apart, feed
+from trainstep._data import all_of, apart, feed
 from trainstep._errors import ArgumentError
 from trainstep._function import Function
 from trainstep._layouts import within
@@ -142,7 +141,7 @@ class Strategy:
         """
         source = feed(*apart(data, None, None), batch_size=batch_size, steps=steps, shuffle=shuffle)
         laid_out = shared(source, self.layout)
-        return itertools.chain.from_iterable(batches for _, batches in laid_out.epoch(1))
+        return all_of(laid_out.epoch(1))
 
 
 class Single(Strategy):

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import trainstep as ts
 from trainstep._engines import _torch_program, _torch_script
 from trainstep._engines._torch_lean import lean
-from trainstep._engines._torch_script import replayed
+from trainstep._engines._torch_script import Replay
 
 Function = Callable[..., Any]
 
@@ -37,7 +37,7 @@ def both_ways(function: Function, *tensors: torch.Tensor) -> Any:
     """The leaner record of a function; it, and its replay, give the same as the function."""
     expected = function(*[x.clone() for x in tensors])
     module = make_fx(function)(*[x.clone() for x in tensors])
-    result, run = lean(module), replayed(module)
+    result, run = lean(module), Replay(module)
     for _ in range(2):  # what is kept from one call to the next stays as it is
         assert_equal(result(*tensors), expected)
         for output in (got := run(*tensors)):
@@ -47,6 +47,16 @@ def both_ways(function: Function, *tensors: torch.Tensor) -> Any:
         for x in got:
             x.fill_(77)  # it is the caller's
     return result
+
+
+class Plain:
+    """In the place of a `Replay`: the record as it is, by Python."""
+
+    def __init__(self, module: Any, switches: Any, written: Any) -> None:
+        self.unread = self._run = _torch_script._run_by_python(module, written)
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self._run(*inputs)
 
 
 # Records ------------------------------------------------------------------------------------
@@ -90,7 +100,7 @@ def test_an_operation_of_somebody_else_runs_at_each_step() -> None:
         return x.clone()
 
     noted.register_fake(torch.empty_like)
-    run = replayed(
+    run = Replay(
         make_fx(lambda x: [x + noted(torch.ones(2)) + noted(torch.ones(2))])(torch.ones(2))
     )
     calls.clear()
@@ -105,7 +115,7 @@ def test_random_numbers_are_drawn_as_often() -> None:
         return [x + torch.rand(3), x + torch.rand(3)]
 
     x = torch.zeros(3)
-    run = replayed(make_fx(function)(x))
+    run = Replay(make_fx(function)(x))
     torch.manual_seed(3)
     expected = [function(x) for _ in range(2)]
     torch.manual_seed(3)
@@ -374,7 +384,7 @@ def test_a_replay_trains_like_its_record(
         return model.get_weights(), [*logs, *history["loss"], *history["accuracy"]]
 
     weights, logs = trained()
-    monkeypatch.setattr(_torch_program, "replayed", lambda module, *_: module.forward)
+    monkeypatch.setattr(_torch_program, "Replay", Plain)
     expected_weights, expected_logs = trained()
     assert logs == expected_logs
     for got, expected in zip(weights, expected_weights, strict=True):
@@ -435,7 +445,7 @@ def test_an_error_draws_no_more_random_numbers_than_python() -> None:
     x, bad = torch.zeros(3), torch.tensor([5])
     module = make_fx(function)(x, torch.tensor([0]))
     states = []
-    for run in (module.forward, replayed(module)):
+    for run in (module.forward, Replay(module)):
         torch.manual_seed(0)
         with pytest.raises(IndexError):
             run(x, bad)

@@ -15,6 +15,7 @@ from trainstep._engines._base import Options as Options
 from trainstep._engines._base import Refused as Refused
 from trainstep._engines._base import Sizes as Sizes
 from trainstep._engines._base import Traced as Traced
+from trainstep._engines._base import Unread as Unread
 
 
 @functools.cache

@@ -55,6 +55,15 @@ class Inlined(Protocol):
         ...
 
 
+@runtime_checkable
+class Unread(Protocol):
+    """An executable that may leave out what nobody reads."""
+
+    def unread(self, leaves: Sequence[Any]) -> None:
+        """Runs the step for what it writes alone."""
+        ...
+
+
 def is_wanted(variables: Wanted) -> Callable[[Variable], bool]:
     """Tells of a variable that is read whether it may have to be differentiated by."""
     if variables is None:

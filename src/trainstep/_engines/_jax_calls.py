@@ -3,11 +3,12 @@
     operands --entry--> checked one by one, moved if need be, then run
              --straight--> run; what stands against it sends the call to the entry
 
-JAX's entry in C++ looks at every operand, at its type, device and layout, before the program starts.
-For a hundred variables that takes as long as a small network. The executable below it takes arrays
-as they are, and itself only compares devices and sizes: it refuses, before anything was given away,
-what does not fit. So the arrays of variables, which Keras has made what they should be, go straight
-to it, along with arguments that are ours; what it refuses is left to the entry, which can say why.
+JAX's entry in C++ looks at every operand, at its type, device and layout, before the program
+starts. For a hundred variables that takes as long as a small network. The executable below it takes
+arrays as they are, and itself only compares devices and sizes: what does not fit it refuses, before
+anything was given away. So the arrays of variables, which Keras has made what they should be, go
+straight to it, along with arguments that are ours; what it refuses is left to the entry, which can
+say why.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Entry = Callable[..., Any]
 
 
 def entry(compiled: Any) -> Entry:
-    """The compiled program's entry in C++, without the Python around it; itself if there is none."""
+    """A compiled program's entry in C++, without the Python around it; itself if there is none."""
     try:
         return compiled._executable.create_cpp_call(compiled._params) or compiled  # type: ignore[no-any-return]
     except AttributeError:

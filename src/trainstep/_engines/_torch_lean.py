@@ -69,6 +69,15 @@ def lean(module: GraphModule, known: Mapping[int, bool] | None = None) -> GraphM
     return result
 
 
+def without_outputs(module: GraphModule, count: int) -> GraphModule:
+    """The same step, with the first so many of its results."""
+    graph = Graph()
+    results: Any = graph.graph_copy(module.graph, {})
+    graph.output(results[:count])
+    graph.eliminate_dead_code()
+    return GraphModule(module, graph)
+
+
 # What is the same at each step ----------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from trainstep._engines._base import Executable, Tensor, Variable
 from trainstep._engines._hosting import Host
 from trainstep._engines._torch_host import new_token
 from trainstep._engines._torch_rewrites import rewritten
-from trainstep._engines._torch_script import replayed
+from trainstep._engines._torch_script import Replay
 from trainstep._engines._torch_state import as_tensor, set_grad_enabled, value_of, write_back
 
 
@@ -48,19 +48,19 @@ def build(
         hosts: The functions on the host that it calls.
         as_is: Whether it is for these sizes alone.
     """
+    if compiler == "graph" and as_is and not hosts:  # all that it does are operations
+        with torch.no_grad():
+            return _Replayed(module, reads, writes)
     call: Callable[..., Any] = module.forward
     token = [new_token()] if hosts else []
     if compiler == "inductor":
         state = [v._value.detach() for v in reads]
         with torch.no_grad():
             call = torch._inductor.compile(rewritten(module), [*state, *tensors, *token])
-    elif as_is and not hosts:  # all that it does are operations, of fixed sizes
-        with torch.no_grad():
-            call = replayed(module, _switches(reads, writes))
     outputs = slice(len(writes), -1 if hosts else None)
 
     def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
-        arrays = [x.contiguous() if type(x) is torch.Tensor else as_tensor(x) for x in leaves]
+        arrays = _arrays(leaves)
         enabled = torch.is_grad_enabled()
         # Not `torch.no_grad`, which is Python: Ctrl-C inside it would leave gradients turned off.
         try:
@@ -73,3 +73,37 @@ def build(
 
     run.hosts = hosts  # type: ignore[attr-defined]  # they live as long as this does
     return run
+
+
+def _arrays(leaves: Sequence[Any]) -> list[Tensor]:
+    return [x.contiguous() if type(x) is torch.Tensor else as_tensor(x) for x in leaves]
+
+
+class _Replayed:
+    """Runs a recorded step whose sizes are fixed, and that calls nothing on the host."""
+
+    def __init__(self, module: Any, reads: list[Variable], writes: list[Variable]) -> None:
+        places = {id(variable): place for place, variable in enumerate(reads)}
+        last = [v for v in writes if id(v) not in places]  # written, and not read
+        inputs = len(module.graph.find_nodes(op="placeholder"))
+        places |= {id(v): inputs + place for place, v in enumerate(last)}
+        self._replay = Replay(module, _switches(reads, writes), [places[id(v)] for v in writes])
+        self._reads, self._last = reads, last
+
+    def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
+        return self._run(self._replay, leaves)
+
+    def unread(self, leaves: Sequence[Any]) -> None:
+        """Runs the step for what it writes alone."""
+        self._run(self._replay.unread, leaves)
+
+    def _run(self, replay: Callable[..., Any], leaves: Sequence[Any]) -> Sequence[Tensor]:
+        arrays = _arrays(leaves)
+        enabled = torch.is_grad_enabled()
+        try:
+            set_grad_enabled(False)
+            return replay(  # type: ignore[no-any-return]
+                *map(value_of, self._reads), *arrays, *map(value_of, self._last)
+            )
+        finally:
+            set_grad_enabled(enabled)

@@ -2,11 +2,13 @@
 
 It calls the same operations in the same order as Python would, in a third of the time. The record
 is written down operation by operation in TorchScript's own terms, so nothing is compiled, and what
-it cannot say is replayed by Python.
+it cannot say is replayed by Python. At its end, new values are swapped into the parameters of the
+variables, which takes Python a microsecond for each.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +17,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from trainstep._engines._torch_lean import lean
+from trainstep._engines._torch_lean import lean, without_outputs
+from trainstep._engines._torch_state import swap_in
 
 log = logging.getLogger("trainstep")
 
 _MOST = 2  # switches
+_PAYS = 256  # calls after which another record, that computes no results, is likely to pay
 _optimized: Callable[[], bool] = torch._C._get_graph_executor_optimize
 _set_optimized: Callable[[bool], None] = torch._C._set_graph_executor_optimize
 # What TorchScript has numbers for.
@@ -42,37 +46,79 @@ _LISTS = {
 }
 
 
-def replayed(module: GraphModule, switches: Sequence[int] = ()) -> Callable[..., Any]:
-    """What runs a record of operations.
+class Replay:
+    """Runs a record of operations.
 
     Args:
         module: The record.
         switches: The places of single bools among its inputs. Whoever sets one sets it for many
             steps, so there is a record for each of its values.
+        written: The places of the inputs that the first results are the new values of. Those are
+            swapped in, and the others returned. What the record does not read comes last.
     """
-    if not switches or len(switches) > _MOST:
-        return _replayed(module, {})
-    ways: dict[Any, Callable[..., Any]] = {}
+
+    def __init__(
+        self, module: GraphModule, switches: Sequence[int] = (), written: Sequence[int] = ()
+    ) -> None:
+        self._module, self._written = module, written
+        self._switches = switches if len(switches) <= _MOST else ()
+        self._ways: dict[Any, _Way] = {}
+        if not self._switches:
+            self._way()  # what it costs belongs to the compilation
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self._way(*[inputs[place].item() for place in self._switches]).run(*inputs)
+
+    def unread(self, *inputs: Any) -> None:
+        """The same if nobody reads the results: they are not computed."""
+        self._way(*[inputs[place].item() for place in self._switches]).unread(*inputs)
+
+    def _way(self, *values: bool) -> _Way:
+        way = self._ways.get(values)
+        if way is None:
+            known = dict(zip(self._switches, values, strict=True))
+            way = self._ways[values] = _Way(self._module, known, self._written)
+        return way
+
+
+class _Way:
+    """Runs a record for known values of its switches, by TorchScript or by Python."""
+
+    def __init__(
+        self, module: GraphModule, known: Mapping[int, bool], written: Sequence[int]
+    ) -> None:
+        self._written, self._calls = written, 0
+        try:
+            module = lean(module, known)
+            self.run = _run_by_script(module, written)
+        except Exception as error:  # of an operation that it does not know, say
+            log.debug("a step is replayed by Python: %s", error)
+            self.run = _run_by_python(module, written)
+        self._module, self._run_unread = module, self.run
+
+    def unread(self, *inputs: Any) -> None:
+        """Runs it for what it writes; from some call on, that is all that it computes."""
+        self._calls += 1
+        if self._calls == _PAYS:
+            with contextlib.suppress(Exception):  # what has run so far runs on
+                silent = without_outputs(self._module, len(self._written))
+                self._run_unread = _run_by_script(silent, self._written)
+        self._run_unread(*inputs)
+
+
+def _run_by_python(module: GraphModule, written: Sequence[int]) -> Callable[..., Any]:
+    forward, count = module.forward, len(module.graph.find_nodes(op="placeholder"))
 
     def run(*inputs: Any) -> Any:
-        values = tuple([inputs[place].item() for place in switches])
-        way = ways.get(values)
-        if way is None:
-            known = dict(zip(switches, values, strict=True))
-            way = ways[values] = _replayed(module, known)
-        return way(*inputs)
+        results = forward(*inputs[:count])
+        swap_in([inputs[place] for place in written], results)
+        return results[len(written) :]
 
     return run
 
 
-def _replayed(module: GraphModule, known: Mapping[int, bool]) -> Callable[..., Any]:
-    try:
-        module = lean(module, known)
-        script = scripted(module)
-    except Exception as error:  # of an operation that it does not know, say; Python replays it
-        log.debug("a step is replayed by Python: %s", error)
-        return module.forward  # type: ignore[no-any-return]
-    forward = module.forward
+def _run_by_script(module: GraphModule, written: Sequence[int]) -> Callable[..., Any]:
+    script, by_python = scripted(module, written), _run_by_python(module, written)
     draws = any(map(_draws, module.graph.nodes))
 
     def run(*inputs: Any) -> Any:
@@ -85,24 +131,29 @@ def _replayed(module: GraphModule, known: Mapping[int, bool]) -> Callable[..., A
         except RuntimeError:  # says where in TorchScript it arose; Python's says what is wrong
             if drawn is not None:
                 torch.set_rng_state(drawn)
-            return forward(*inputs)
+            return by_python(*inputs)
         finally:
             _set_optimized(before)
 
     return run
 
 
-def scripted(module: GraphModule) -> Callable[..., Any]:
-    """A record as a function of TorchScript; raises if that cannot be."""
+def scripted(module: GraphModule, written: Sequence[int] = ()) -> Callable[..., Any]:
+    """A record as a function of TorchScript; raises if that cannot be. See `replayed`."""
     graph = torch._C.Graph()
     values: dict[Node, Any] = {}
+    inputs = [graph.addInput() for _ in range(max(written, default=-1) + 1)]
     for node in module.graph.nodes:
         if node.op == "placeholder":
-            values[node] = graph.addInput()
+            place = len(values)
+            values[node] = inputs[place] if place < len(inputs) else graph.addInput()
         elif node.op == "get_attr":
             values[node] = graph.insertConstant(getattr(module, node.target))
         elif node.op == "output":
-            graph.registerOutput(_list(graph, [values[each] for each in node.args[0]], _TENSORS))
+            results = [values[each] for each in node.args[0]]
+            for place, new in zip(written, results, strict=False):
+                graph.insertNode(graph.create("aten::set_data", [inputs[place], new], 0))
+            graph.registerOutput(_list(graph, results[len(written) :], _TENSORS))
         elif node.target is operator.getitem:
             several, place = node.args
             values[node] = values[several][place]

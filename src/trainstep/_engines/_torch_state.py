@@ -20,12 +20,17 @@ WIDENED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
 
 
 def write_back(variables: Sequence[Any], values: Iterable[Any]) -> None:
-    """Swaps new storage into the parameters; what views the old storage keeps its numbers.
+    """Swaps new storage into the parameters of variables; see `swap_in`."""
+    swap_in(map(value_of, variables), values)
+
+
+def swap_in(parameters: Iterable[Any], values: Iterable[Any]) -> None:
+    """Swaps new storage into parameters; what views the old storage keeps its numbers.
 
     One call in C: Ctrl-C, which Python handles between its own instructions, falls before or
     after the whole of it.
     """
-    _consume(map(setattr, map(value_of, variables), repeat("data"), values))
+    _consume(map(setattr, parameters, repeat("data"), values))
 
 
 def memory(tensor: Any) -> int:
