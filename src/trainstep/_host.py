@@ -22,7 +22,7 @@ from trainstep._engines import Engine, Refused
 from trainstep._errors import ArgumentError, TrainstepError
 from trainstep._outputs import Build, take_out
 from trainstep._returns import filled, fitting, specs_in
-from trainstep._state import Recorder, active
+from trainstep._state import Recorder, active, rehearses
 from trainstep._structure import like, structure
 
 
@@ -109,7 +109,7 @@ def callback(fn: Callable[..., Any], *args: Any, returns: Any = None, **kwargs: 
 def _call(fn: Callable[..., Any], args: Any, kwargs: Any, returns: Any) -> Any:
     name = f"callback of {getattr(fn, '__name__', type(fn).__name__)}"
     specs = specs_in(name, returns)
-    if in_symbolic_scope():  # Keras is finding out shapes
+    if in_symbolic_scope() or rehearses():  # shapes are being found out, or losses built
         return filled(returns, [ops.zeros(s.shape, s.dtype) for s in specs])
     recorder = active()
     if recorder is not None and recorder.vectorizes:

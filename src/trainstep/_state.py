@@ -296,6 +296,22 @@ def discarded() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def rehearsed() -> Iterator[None]:
+    """Runs something for what it builds alone: its writes are forgotten, and it calls nobody."""
+    before, _local.rehearses = rehearses(), True
+    try:
+        with discarded():
+            yield
+    finally:
+        _local.rehearses = before
+
+
+def rehearses() -> bool:
+    """Whether what runs now runs for what it builds alone."""
+    return getattr(_local, "rehearses", False)
+
+
 def apart(case: Callable[[], Any], *, as_step: bool = False) -> tuple[Branch, Any]:
     """Runs a case without letting its writes out.
 

@@ -12,7 +12,7 @@ from trainstep._batch import both_weights
 from trainstep._errors import GradientError
 from trainstep._grad import value_and_grad
 from trainstep._recipe import Recipe
-from trainstep._state import discarded, note_unseen
+from trainstep._state import note_unseen, rehearsed
 
 Values = dict[str, Any]
 Forward = Callable[[Any], tuple[Any, Any]]
@@ -114,7 +114,7 @@ class Steps:
     def _build(self, x: Any, y: Any, y_pred: Any, weights: Any) -> None:
         """Lets losses and metrics that look at their first batch do so, before they start anew."""
         if self._recipe.unbuilt():
-            with discarded():
+            with rehearsed():
                 self._loss(x, y, y_pred, weights, training=True)
                 self._model.compute_metrics(x, y, y_pred, sample_weight=weights)
 

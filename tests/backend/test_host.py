@@ -595,6 +595,28 @@ def test_a_layer_calls_at_every_step_of_fit(steps_per_call: int) -> None:
         np.testing.assert_array_equal(array, x[4 * (call % 8) :][:4])
 
 
+def test_a_loss_and_a_metric_of_ones_own_call_once_in_a_step() -> None:
+    """Also if they are built in that step, which runs them for that alone."""
+    seen: list[str] = []
+
+    def loss(y: Any, y_pred: Any) -> Any:
+        ts.callback(lambda: seen.append("loss"))
+        return ops.mean((y - y_pred) ** 2)
+
+    def metric(y: Any, y_pred: Any) -> Any:
+        ts.callback(lambda: seen.append("metric"))
+        return ops.mean(ops.abs(y - y_pred))
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    one = ts.Trainer(model, "sgd", loss, metrics=[metric])
+    x, y = normal(32, 4), normal(32, 1, seed=1)
+    for count in (1, 2, 3):
+        one.train_on_batch(x, y)
+        assert sorted(seen) == ["loss"] * count + ["metric"] * count
+    one.test_on_batch(x, y)
+    assert len(seen) == 8
+
+
 def test_steps_of_one_call_are_in_order_without_variables(backend: str) -> None:
     from trainstep._engines import Options
 
