@@ -135,7 +135,7 @@ def test_what_a_program_does_not_need_is_no_obstacle() -> None:
 
     @ts.function
     def add(x, y):
-        unused.value * 2  # noqa: B018
+        unused.value * 2
         total.assign_add(ops.sum(x))
         return total.value
 
