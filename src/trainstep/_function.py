@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -131,13 +131,8 @@ class Function(Generic[P, R]):
             self.ledger.add_compile_seconds(program.index, time.perf_counter() - started)
         return result
 
-    def shortcut(self, *last: Any, read: bool = True) -> Callable[[Any], R]:
-        """The function of a tuple of arguments before the last ones, in one Python frame less.
-
-        Args:
-            *last: The last arguments.
-            read: Whether anybody reads what it returns. If not, it may return something else.
-        """
+    def shortcut(self, *last: Any) -> Callable[[Any], R]:
+        """The function of a tuple of arguments before the last ones, in one Python frame less."""
         programs, call, cells = self._programs, self._call, self._cells
 
         def run(first: Any) -> R:
@@ -145,12 +140,29 @@ class Function(Generic[P, R]):
             result: R = programs.hit(args, cells)
             return call(args, {}) if result is MISS else result
 
-        def run_unread(first: Any) -> R:
-            args = first + last
-            result: R = programs.unread(args, cells)
-            return call(args, {}) if result is MISS else result
+        return run
 
-        return run if read else run_unread
+    def loop(self, *last: Any) -> Callable[[Iterable[Any], Mapping[str, Any], str], int]:
+        """What calls the function with one tuple of arguments before the last ones after the other.
+
+        What it returns is dropped. It ends with the tuples, or after a call that has set
+        `flags[stop]`, and gives the number of calls.
+        """
+        programs, cells, run = self._programs, self._cells, self.shortcut(*last)
+
+        def run_all(firsts: Iterable[Any], flags: Mapping[str, Any], stop: str) -> int:
+            left, count = iter(firsts), 0
+            while True:
+                ran, other = programs.loop(left, last, cells, flags, stop)
+                count += ran
+                if other is None:
+                    return count
+                run(other)
+                count += 1
+                if flags.get(stop):
+                    return count
+
+        return run_all
 
     def laid_out(self, layout: Any) -> Function[P, R]:
         """The same function with another layout, traced anew; itself if it has that one."""

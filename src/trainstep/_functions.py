@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -188,10 +188,10 @@ class StepRunner:
         step, classes = self._step(count)
         return step.shortcut(classes)
 
-    def silent(self, count: int) -> Callable[[Batch], Any]:
-        """The same for one whose values nobody reads."""
+    def loop(self, count: int) -> Callable[[Iterable[Batch], Mapping[str, Any], str], int]:
+        """What runs one batch, or one stack, after the other, whose values nobody reads."""
         step, classes = self._step(count)
-        return step.shortcut(classes, read=False)
+        return step.loop(classes)
 
     def prepare(self, batch: Batch, count: int) -> None:
         """Builds and compiles what such a call needs."""

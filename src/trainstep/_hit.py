@@ -2,7 +2,7 @@
 
 A loop makes the same call over and over. The function compares a call with the last one, which
 costs a third of making its key and looking that up, and then runs the program; of anything else it
-says `MISS`, and the call goes the long way.
+says `MISS`, and the call goes the long way. Where the loop is ours, it is written out, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from trainstep._arguments import Arguments
 from trainstep._engines import Inlined, Unread
-from trainstep._program import MISS, Hit, Program, Ways
+from trainstep._program import MISS, Program, Ways
 from trainstep._source import Source, define
 from trainstep._state import states
 
@@ -37,9 +37,21 @@ with domain.lock:
     except AttributeError:  # a layer is gone, and a call that still needs it cannot come here
         return MISS
 {run}
-return {build}
+{after}
 """
 
+
+# The same for one call after the other, until one is none for this program or it is to stop.
+_LOOP = """
+ran = 0
+for first in batches:
+    args = first + last
+{body}
+    ran += 1
+    if flags.get(stop):
+        break
+return ran, None
+"""
 
 _STALE = """try:
     if {changed}:
@@ -57,21 +69,13 @@ def hit(program: Program, args: Sequence[Any], leaves: Sequence[Any], arguments:
     kinds = tuple((type(value), getattr(value, "dtype", None)) for value in args)
     ways = program.hits.get(kinds)
     if ways is None:
-        way = unread = _written(program, args, leaves, arguments)
-        if way and isinstance(program.executable, Unread) and not program.build.is_judged:
-            unread = _written(program, args, leaves, arguments, read=False)
-        ways = program.hits[kinds] = Ways(way, unread) if way and unread else Ways()
+        ways = program.hits[kinds] = _written(program, args, leaves, arguments)
     return ways
 
 
 def _written(
-    program: Program,
-    args: Sequence[Any],
-    leaves: Sequence[Any],
-    arguments: Arguments,
-    *,
-    read: bool = True,
-) -> Hit | None:
+    program: Program, args: Sequence[Any], leaves: Sequence[Any], arguments: Arguments
+) -> Ways:
     names: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
     differ = []
@@ -79,7 +83,7 @@ def _written(
         name = f"a{index}"
         if arguments.is_plain(value):
             if leaves[len(arrays)] is not value:  # cast to what the first call was
-                return None
+                return Ways()
             arrays[name] = value
             differ.append(f"type({name}) is not {name}_type or {name}.dtype is not {name}_dtype")
             if program.family is None:  # a program for sizes that vary is found by the shapes
@@ -92,28 +96,35 @@ def _written(
             differ.append(f"{name} is not {name}_ref()")
             names[f"{name}_ref"] = weakref.ref(value)
         else:
-            return None
+            return Ways()
     if not differ:
-        return None
+        return Ways()
     stale = program.watch.around
     flags, run, build = program.watch.flags, _run(program, arrays), program.build.source
-    if not read:
-        run, build = Source(f"program.executable.unread({_tuple(arrays)})"), Source("None")
     idle = arguments.engine.idle_text
-    text = _HIT.format(
-        idle=idle.text,
-        count=len(args),
-        arguments="".join(f"a{index}, " for index in range(len(args))),
-        differ=" or ".join(differ),
-        stale=_STALE.format(changed=stale.text) if stale.text else "",
-        flags=flags.text,
-        run=textwrap.indent(run.text, "    "),
-        build=build.text,
-    )
     for piece in (idle, stale, flags, run, build):
         names |= piece.names
     names |= {"MISS": MISS, "states": states, "program": program}
-    return define("hit(args, cells)", text, names)
+
+    def text(run: str, after: str) -> str:
+        return _HIT.format(
+            idle=idle.text,
+            count=len(args),
+            arguments="".join(f"a{index}, " for index in range(len(args))),
+            differ=" or ".join(differ),
+            stale=_STALE.format(changed=stale.text) if stale.text else "",
+            flags=flags.text,
+            run=textwrap.indent(run, "    "),
+            after=after,
+        )
+
+    once = text(run.text, f"return {build.text}")
+    each = text(*_unread(program, run, arrays)).replace("return MISS", "return ran, first")
+    loop = _LOOP.format(body=textwrap.indent(each, "    "))
+    return Ways(
+        define("hit(args, cells)", once, names),
+        define("loop(batches, last, cells, flags, stop)", loop, names),
+    )
 
 
 def _run(program: Program, arrays: dict[str, Any]) -> Source:
@@ -121,6 +132,15 @@ def _run(program: Program, arrays: dict[str, Any]) -> Source:
     if isinstance(program.executable, Inlined):
         return program.executable.inline(arrays)
     return Source(f"outs = program.executable({_tuple(arrays)})")
+
+
+def _unread(program: Program, run: Source, arrays: Iterable[str]) -> tuple[str, str]:
+    """The same if nobody reads the outputs, and what is then done with them."""
+    if program.build.is_judged:  # but somebody does
+        return run.text, program.build.source.text
+    if isinstance(program.executable, Unread):
+        return f"program.executable.unread({_tuple(arrays)})", ""
+    return run.text, ""
 
 
 def _tuple(names: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ The loop knows nothing of arrays or engines: a feed gives batches, a runner take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -26,8 +26,11 @@ class Runner(Protocol):
         """What runs one batch, or a stack of `count` in one call; gives the values, as they are."""
         ...
 
-    def silent(self, count: int) -> Callable[[Batch], object]:
-        """The same for one whose values nobody reads."""
+    def loop(self, count: int) -> Callable[[Iterable[Batch], Mapping[str, Any], str], int]:
+        """What runs one after the other, and gives their number: nobody reads their values.
+
+        It stops after one that has set the second argument's entry of the name in the third.
+        """
         ...
 
     def logs(self, values: Values, count: int) -> Sequence[Logs]:
@@ -67,10 +70,10 @@ def run_epoch(
         if not watched and run_of is None:
             # Only the values after the last batch are read, if it can be told which that is.
             ahead = islice(batches, max(length - 1, 0))
-            calls, values = _run_unwatched(runner.silent(count), ahead, flags, stop, values)
+            calls = runner.loop(count)(ahead, flags, stop)
             if calls:
                 values = Values()
-            if not flags.get(stop):
+            if not (calls and flags.get(stop)):
                 last, values = _run_unwatched(run, batches, flags, stop, values)
                 calls += last
             step += calls * size

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainstep._arguments import Key
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trainstep._family import Family, Served
 
 Hit = Callable[[Sequence[Any], Any], Any]
+Loop = Callable[[Iterator[Any], tuple[Any, ...], Any, Mapping[str, Any], str], tuple[int, Any]]
 _clock = itertools.count()
 _REMEMBERED = 4096  # shapes whose way to a program is kept
 
@@ -91,11 +92,22 @@ def no_hit(args: Sequence[Any], cells: Any) -> Any:
     return MISS
 
 
+def no_loop(
+    batches: Iterator[Any], last: tuple[Any, ...], cells: Any, flags: Mapping[str, Any], stop: str
+) -> tuple[int, Any]:
+    """The loop over batches when there is none: the first of them is not for it."""
+    return 0, next(batches, None)
+
+
 class Ways(NamedTuple):
-    """The short way to a program, and the one for calls whose result nobody reads."""
+    """The short way to a program, and that of a loop over batches whose results nobody reads.
+
+    A loop gives the number of batches that it has run, and the one that is not for the program;
+    None if it came to the end, or `flags[stop]` was set.
+    """
 
     hit: Hit = no_hit
-    unread: Hit = no_hit
+    loop: Loop = no_loop
 
 
 class Programs:
@@ -104,7 +116,7 @@ class Programs:
     Attributes:
         families: Steps that were recorded for sizes that vary, by what else a call is.
         hit: The short way to the last program found, or to one of several by shapes.
-        unread: The same for a call whose result nobody reads.
+        loop: The same for one batch after the other.
     """
 
     def __init__(self, bound: int) -> None:
@@ -114,7 +126,7 @@ class Programs:
         self._objects: dict[int, tuple[Any, set[Key]]] = {}
         self._ways: dict[Any, tuple[Hit, Program, Served | None]] = {}
         self.families: dict[tuple[Any, ...], list[Family]] = {}
-        self.hit, self.unread = Ways()
+        self.hit, self.loop = Ways()
 
     def find(self, key: Key, cells: Any) -> Program | None:
         """The program for this call of a function with this closure, if there is one."""
@@ -135,12 +147,12 @@ class Programs:
     def shorten(self, key: Key, args: Sequence[Any], ways: Ways, program: Program) -> None:
         """Remembers the short ways to a program for calls like this one."""
         if not self.families and program.family is None:
-            self.hit, self.unread = ways
+            self.hit, self.loop = ways
             return
         if len(self._ways) >= _REMEMBERED:
             self._ways.clear()
         self._ways[_shapes(args)] = (ways.hit, program, self._served.get(key))
-        self.hit = self.unread = self._by_shapes
+        self.hit, self.loop = Ways(self._by_shapes)
 
     def _by_shapes(self, args: Sequence[Any], cells: Any) -> Any:
         """The short way when sizes vary: looked up by the shapes of the arguments."""
@@ -193,7 +205,7 @@ class Programs:
     def forget_ways(self) -> None:
         """Forgets the short ways: programs have come or gone."""
         self._ways.clear()
-        self.hit, self.unread = Ways()
+        self.hit, self.loop = Ways()
 
     def all(self) -> list[Program]:
         """Every program there is."""
