@@ -48,6 +48,8 @@ def _is_common(item: pytest.Item) -> bool:
         "feeds",
         "small",
         "signals",
+        "straight",
+        "unread",
         "devices",
         "equality",
     )
