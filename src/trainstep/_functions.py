@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
 import numpy as np
 
 from trainstep._batch import Check
@@ -163,6 +164,11 @@ class Functions:
         """How many batches were skipped for their numbers."""
         return sum(function.skipped for function in self._made.values())
 
+    def tells_metrics_alone(self) -> bool:
+        """Whether the values of a batch are those of the metrics, as in every model of Keras's."""
+        own = getattr(self._model.compute_metrics, "__func__", None)
+        return own is keras.Model.compute_metrics
+
     def metrics(self) -> dict[str, Any]:
         """The values of the metrics as they stand, if they have seen anything."""
         if not float(self._recipe.tracker.count):
@@ -203,6 +209,11 @@ class StepRunner:
         if classes is not None and count > 1:
             classes = np.broadcast_to(classes, (count, *classes.shape))
         return step, classes
+
+    @property
+    def tells_later(self) -> bool:
+        """Whether `now` has all the values that the last batch has: they are the metrics'."""
+        return self._functions.tells_metrics_alone()
 
     def now(self) -> dict[str, Any]:
         """The values of the metrics as they stand."""

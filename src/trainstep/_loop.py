@@ -41,6 +41,11 @@ class Runner(Protocol):
         """Builds all that such a call needs, and runs nothing."""
         ...
 
+    @property
+    def tells_later(self) -> bool:
+        """Whether `now` has all the values that the last batch has."""
+        ...
+
     def now(self) -> Values:
         """The values of the metrics as they stand."""
         ...
@@ -69,7 +74,7 @@ def run_epoch(
         run, size = runner.calls(count), count
         if not watched and run_of is None:
             # Only the values after the last batch are read, if it can be told which that is.
-            ahead = islice(batches, max(length - 1, 0))
+            ahead = islice(batches, max(length - 1, 0) if runner.tells_later else 0)
             calls = runner.loop(count)(ahead, flags, stop)
             if calls:
                 values = Values()

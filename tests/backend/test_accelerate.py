@@ -83,7 +83,9 @@ def test_an_accelerated_model_is_saved_and_copied_as_ever(tmp_path: Path) -> Non
     model.fit(X, Y, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
+    # Two compilers of one softmax: a rounding or two.
+    got, wanted = model.predict(X, verbose=0), loaded.predict(X, verbose=0)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7)
     assert copy.deepcopy(model).count_params() == model.count_params()
 
 

@@ -38,22 +38,27 @@ class Calls:
 
             return enter
 
-        def counted_straight(compiled: Any, inputs: Any) -> Any:
-            way = straight(compiled, inputs)
+        def counted_straight(compiled: Any, state: Any, inputs: Any) -> Any:
+            way = straight(compiled, state, inputs)
             assert way is not None, "a private name of JAX's is gone"
             execute = way.names["execute"]
 
             def run(operands: Any) -> Any:
                 self.straight += 1
-                if self.refuses:
-                    raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: refused")
                 return execute(operands)
 
-            way.names["execute"] = run
+            way.names["execute"] = refusing() if self.refuses else run
             return way
 
+        monkeypatch.setattr(_jax_calls, "_MANY", 0)
         monkeypatch.setattr(_jax_program, "entry", counted_entry)
         monkeypatch.setattr(_jax_program, "straight", counted_straight)
+
+
+def refusing() -> Any:
+    """An executable that none of the operands here fit."""
+    few = jax.jit(lambda: jax.numpy.zeros(3)).lower().compile()
+    return few._executable.unsafe_call.xla_executable.execute_sharded
 
 
 @pytest.fixture
@@ -90,14 +95,101 @@ def test_arrays_of_the_users_go_through_the_entry(calls: Calls) -> None:
 
 
 def test_what_is_refused_goes_through_the_entry(calls: Calls) -> None:
-    total, add = counter()
-    for _ in range(3):
-        add(X)
     calls.refuses = True
-    entered = calls.entered
-    assert float(add(X)) == X.sum()
-    assert calls.entered == entered + 1
+    total, add = counter()
+    for _ in range(4):
+        assert float(add(X)) == X.sum()
+    assert calls.entered == 4
     np.testing.assert_array_equal(total.numpy(), 4 * X.sum(0))
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_what_is_refused_goes_through_the_entry_whatever_a_step_writes(
+    calls: Calls, writes: bool
+) -> None:
+    calls.refuses = True
+    total = keras.Variable(np.ones(3, "float32"))
+
+    @ts.function
+    def step(x):
+        if writes:
+            total.assign_add(ops.sum(x, axis=0))
+        return ops.sum(x) + total.value[0]
+
+    results = [float(step(X)) for _ in range(5)]
+    assert results == [19 + 3 * i if writes else 16 for i in range(5)]
+
+
+def layouts() -> dict[str, Any]:
+    """Places of an array that a program was not compiled for."""
+    from jax.experimental.layout import Format, Layout
+
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return {
+        "turned": Format(Layout((1, 0)), here),
+        "elsewhere in memory": here.with_memory_kind("pinned_host"),
+    }
+
+
+@pytest.mark.parametrize("kind", layouts())
+@pytest.mark.parametrize("written", [True, False])
+def test_a_value_that_lies_otherwise_is_never_taken_for_what_it_is_not(
+    calls: Calls, kind: str, written: bool
+) -> None:
+    kernel = keras.Variable(X)
+
+    @ts.function
+    def step(x):
+        if written:
+            kernel.assign(kernel * 2)
+        return kernel + x
+
+    for _ in range(3):
+        step(X)
+    kernel.assign(jax.device_put(X + 1, layouts()[kind]))
+    straight = calls.straight
+    with pytest.raises(ValueError, match=r"layout|shardings"):  # JAX's own words
+        step(X)
+    assert calls.straight == straight
+    np.testing.assert_array_equal(kernel.numpy(), X + 1)
+    kernel.assign(X)
+    np.testing.assert_array_equal(step(X), (3 if written else 2) * X)
+
+
+def test_values_that_others_have_assigned_go_straight_once_they_were_looked_at(
+    calls: Calls,
+) -> None:
+    total, add = counter()
+    for number in range(4):
+        add(X)
+        total.assign(np.full(3, number))
+    add(X)
+    assert calls.entered == 2
+    np.testing.assert_array_equal(total.numpy(), 3 + X.sum(0))
+
+
+def test_a_step_that_returns_keys_gives_no_memory_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX makes keys in Python, where a signal may come before the new state is stored."""
+    donated: list[Any] = []
+    real = jax.jit
+
+    def noted(*args: Any, **how: Any) -> Any:
+        donated.append(how.get("donate_argnums"))
+        return real(*args, **how)
+
+    monkeypatch.setattr(_jax_program.jax, "jit", noted)
+    total = keras.Variable(np.zeros(3, "float32"))
+
+    @ts.function
+    def step(x):
+        total.assign_add(x[0])
+        return jax.random.key(0)
+
+    step(X)
+    assert jax.numpy.issubdtype(step(X).dtype, jax.dtypes.prng_key)
+    assert () in donated
+    assert (0,) not in donated
+    np.testing.assert_array_equal(total.numpy(), 2 * X[0])
 
 
 def test_a_variable_without_a_value_is_an_error_and_changes_nothing() -> None:

@@ -107,6 +107,10 @@ def test_an_operation_of_somebody_else_runs_at_each_step() -> None:
     for _ in range(3):
         assert_equal(run(torch.ones(2)), [torch.full((2,), 3.0)])
     assert len(calls) == 6
+    calls.clear()
+    for _ in range(300):  # also when nobody reads what it gives
+        run.unread(torch.ones(2))
+    assert len(calls) == 600
 
 
 def test_random_numbers_are_drawn_as_often() -> None:
@@ -418,6 +422,36 @@ def test_what_torchscript_refuses_is_replayed_by_python(monkeypatch: pytest.Monk
     step = ts.function(lambda x: x * 2)
     np.testing.assert_array_equal(step(np.ones(3, "float32")), [2, 2, 2])
     np.testing.assert_array_equal(step(np.ones(3, "float32")), [2, 2, 2])
+
+
+def test_a_signal_that_comes_when_a_step_is_done_does_not_run_it_again() -> None:
+    script = _torch_script.scripted
+    count = keras.Variable(0.0)
+
+    class Late(RuntimeError):
+        pass
+
+    def late(*args: Any) -> Any:
+        run = script(*args)
+
+        def interrupted(*inputs: Any) -> Any:
+            results = run(*inputs)
+            if is_late:
+                raise Late  # as the handler of a signal would
+            return results
+
+        return interrupted
+
+    is_late = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_torch_script, "scripted", late)
+        step = ts.function(lambda x: count.assign_add(x))
+        for _ in range(2):
+            step(np.float32(1))
+        is_late = True
+        with pytest.raises(Late):
+            step(np.float32(1))
+    assert float(count.value) == 3.0
 
 
 def test_an_error_is_the_one_that_python_gives() -> None:

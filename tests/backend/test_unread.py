@@ -106,6 +106,29 @@ def test_stopping_in_the_middle_tells_what_was_seen() -> None:
     np.testing.assert_allclose(history["loss"], [np.mean(seen)], rtol=1e-6)
 
 
+def test_a_model_that_tells_more_than_its_metrics_tells_it_wherever_it_stops() -> None:
+    class Telling(keras.Sequential):
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            values = super().compute_metrics(x, y, y_pred, sample_weight)
+            return {**values, "extra": keras.ops.mean(y_pred)}
+
+    model, steps = Telling([keras.Input((6,)), keras.layers.Dense(2)]), []
+
+    def loss(y, y_pred):
+        ts.callback(stop)
+        return keras.ops.mean((y - y_pred) ** 2)
+
+    def stop() -> None:
+        steps.append(1)
+        model.stop_training = len(steps) == 20
+
+    history = ts.Trainer(model, "sgd", loss).fit(X, Y, batch_size=8, epochs=3, progress=False)
+    assert {name: len(values) for name, values in history.history.items()} == {
+        "loss": 2,
+        "extra": 2,
+    }
+
+
 def test_data_that_looks_at_the_model_sees_every_step() -> None:
     one, seen = trainer(), []
 

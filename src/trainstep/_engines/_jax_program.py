@@ -77,7 +77,10 @@ def build(
     fun, arguments = held.program(), held.arguments
     # A callback may raise after it was dispatched. Such a step keeps the old state until its end.
     fallible = _has_callback(closed.jaxpr)
-    donated = range(len(held.changed)) if options.donate and not fallible else ()
+    # A key is made of its numbers in Python, where Ctrl-C may fall before the new state is stored.
+    keyed = any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) for x in closed.out_avals)
+    donates = options.donate and not fallible and not keyed
+    donated = range(len(held.changed)) if donates else ()
     spread = None
     feeds = Feeds(arguments, of_numpy if layout is None and not fallible else ())
     if layout is not None:
@@ -101,8 +104,8 @@ def build(
     if fallible:
         return Careful(compiled, held, hosts_in(closed.jaxpr), spread.feeds if spread else None)
     late = keeping_signals(compiled)
-    short = straight(compiled, arguments) if spread is None else None
-    return Lean(entry(compiled), held, spread or feeds, late, short, donates=bool(donated))
+    short = straight(compiled, held.shapes(), arguments) if spread is None else None
+    return Lean(entry(compiled), held, spread or feeds, late, short, donates=donates)
 
 
 def _has_callback(jaxpr: Any) -> bool:
@@ -122,7 +125,6 @@ _RUN = """
 operands = ({operands})
 {guard}
 {call}
-outs = list(results)
 if late:
     late.pop()()
 {wait}
@@ -131,14 +133,25 @@ _CALL = """
 results = from_iterable(starmap(call, (operands,)))
 del operands
 consume(map(setitem, new, repeat("_value"), results))
+outs = list(results)
 """
 _STRAIGHT = """
-results = from_iterable(map(arrays_of, starmap(execute, ((operands,),))))
-try:
-    consume(map(setitem, new, repeat("_value"), results))
-except refused:  # before anything was given away
+if all(map(is_same, islice(operands, {state}), map(live, seen))) or takes(operands[:{state}]):
+    results = from_iterable(map(arrays_of, starmap(execute, ((operands,),))))
+    try:
+        consume(map(setitem, new, repeat("_value"), results))
+        outs = list(results)
+    except refused as error:
+        if error.__traceback__.tb_next is not None:  # not the program's, but of a signal's handler
+            raise
+        results = None  # nothing was given away
+else:
+    results = None
+if results is None:
     results = from_iterable(starmap(call, (operands,)))
     consume(map(setitem, new, repeat("_value"), results))
+    outs = list(results)
+seen[:{changed}] = map(ref, islice(map(value, new), {changed}))
 del operands
 """
 _WAIT = "ready(outs or [slot['_value'] for slot in new])"
@@ -223,7 +236,8 @@ class Lean:
         # Arrays of the user's may lie anywhere, and in any way.
         if self._straight is not None and all(type(x) is np.ndarray for x in arrays.values()):
             names |= self._straight.names
-            inputs, call = self._straight.put(inputs), _STRAIGHT
+            counts = {"state": len(self._values), "changed": len(self._held.changed)}
+            inputs, call = self._straight.put(inputs), _STRAIGHT.format(**counts)
         return Source(fed.text + self._text(inputs, call), names)
 
     def running(self, arguments: Sequence[str]) -> Source:

@@ -70,11 +70,12 @@ def lean(module: GraphModule, known: Mapping[int, bool] | None = None) -> GraphM
 
 
 def without_outputs(module: GraphModule, count: int) -> GraphModule:
-    """The same step, with the first so many of its results."""
+    """The same step, with the first so many of its results; what is not known to matter stays."""
     graph = Graph()
     results: Any = graph.graph_copy(module.graph, {})
     graph.output(results[:count])
-    graph.eliminate_dead_code()
+    updated = updated_memory(graph)
+    graph.eliminate_dead_code(lambda node: node.is_impure() or not is_steady(node, updated))
     return GraphModule(module, graph)
 
 

@@ -128,7 +128,10 @@ def _run_by_script(module: GraphModule, written: Sequence[int]) -> Callable[...,
         try:
             _set_optimized(False)
             return script(*inputs)
-        except RuntimeError:  # says where in TorchScript it arose; Python's says what is wrong
+        except RuntimeError as error:  # says where in TorchScript it arose; Python's what is wrong
+            raised = error.__traceback__
+            if raised is not None and raised.tb_next is not None:
+                raise  # in Python: by the handler of a signal, when the step was done
             if drawn is not None:
                 torch.set_rng_state(drawn)
             return by_python(*inputs)
