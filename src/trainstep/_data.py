@@ -11,6 +11,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -41,6 +42,7 @@ class Stretch(NamedTuple):
     length: int = 0
 
 
+_AHEAD = 8  # chunks that there have to be for another thread to be worth its while
 _CHUNK = 1 << 20  # bytes that are shuffled at once: a batch is then a slice, not a gather
 
 
@@ -86,13 +88,10 @@ class Arrays:
         self.steps: int | None = math.ceil(self.count / self.size)
 
     def epoch(self, group: int) -> Iterator[Stretch]:
-        order = self.order() if self.shuffles else None
         row = sum(leaf[:1].nbytes for leaf in self.leaves)
         step = self.size * group
-        for rows in _chunks(self.count, step, _CHUNK // (row * step or 1)):
-            cut = [
-                leaf[rows] if order is None else _taken(leaf, order[rows]) for leaf in self.leaves
-            ]
+        chunks = _chunks(self.count, step, _CHUNK // (row * step or 1))
+        for cut in self._shuffled(chunks) if self.shuffles else map(self._cut, chunks):
             whole = len(cut[0]) // step * step
             if whole:
                 yield self._stretch([leaf[:whole] for leaf in cut], group)
@@ -102,6 +101,30 @@ class Arrays:
                 yield self._stretch([leaf[:full] for leaf in rest], 1)
             if len(rest[0]) > full:
                 yield Stretch(1, [self.build.of([leaf[full:] for leaf in rest])])
+
+    def _cut(self, rows: Any) -> list[Any]:
+        return [leaf[rows] for leaf in self.leaves]
+
+    def _shuffled(self, chunks: Iterable[slice]) -> Iterator[list[Any]]:
+        """Chunks of the rows in the order of an epoch; the next may be taken by another thread."""
+        order = self.order()
+
+        def taken(rows: slice) -> list[Any]:
+            return [_taken(leaf, order[rows]) for leaf in self.leaves]
+
+        # To fetch rows from all over the memory takes long, and needs little of a processor. On an
+        # engine that does not wait, this thread has the time for it.
+        size = sum(leaf.nbytes for leaf in self.leaves)
+        if size < _AHEAD * _CHUNK or not _engines.current().waits:
+            yield from map(taken, chunks)
+            return
+        with ThreadPoolExecutor(1, "trainstep-rows") as other:
+            rest = iter(chunks)
+            following = other.submit(taken, next(rest))
+            for rows in rest:
+                ready, following = following.result(), other.submit(taken, rows)
+                yield ready
+            yield following.result()
 
     def order(self) -> Any:
         """The rows in the order of an epoch."""

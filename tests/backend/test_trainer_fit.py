@@ -381,6 +381,24 @@ def test_shuffle() -> None:
     assert orders(3, shuffle=False) == [list(range(10))] * 3
 
 
+@pytest.mark.parametrize("steps", [None, 3])
+def test_rows_that_another_thread_takes_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, steps: int | None
+) -> None:
+    """Also if the epoch is over before it has taken them all; and the thread ends with it."""
+
+    def fitted() -> list[Any]:
+        trainer = lone(mlp, regression)
+        np.random.seed(3)
+        trainer.fit(X, Y, batch_size=4, epochs=2, steps_per_epoch=steps, progress=False)
+        return trainer.model.get_weights()
+
+    expected = fitted()
+    monkeypatch.setattr("trainstep._data._CHUNK", 1)
+    monkeypatch.setattr("trainstep._data._AHEAD", 1)
+    assert_same(fitted(), expected, rtol=0, atol=0)
+
+
 def test_shuffle_is_the_default_for_arrays_only() -> None:
     """A stream of batches keeps its order; `shuffle` leaves x, y and weights together."""
     trainer, other = lone(mlp, weighted), lone(mlp, weighted)

@@ -152,6 +152,7 @@ class Engine(Protocol):
     # What sizes that vary cost: "bucket", a program for each of a few sizes, the arrays padded and
     # masked; "dynamic", one program for all; "exact", a program each.
     sizes: str
+    waits: bool  # a call returns when its step is done, and the thread that calls has waited
     one_apart: bool  # what is recorded for sizes that vary does not serve an axis of one element
     hears_signals: bool  # SIGTERM, in one of many processes
     idle_text: Source  # the expression of `idle()`, to be written into the path of a hit

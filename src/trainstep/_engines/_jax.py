@@ -67,6 +67,7 @@ class JaxEngine:
     branches_by_value = False
     loops_have_gradients = False
     one_apart = False
+    waits = False
     sizes = "bucket"
     # By its name: to make one would start JAX, and many processes have to meet before that.
     array_types: tuple[type, ...] = (ArrayImpl,)

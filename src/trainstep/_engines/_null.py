@@ -60,6 +60,7 @@ class NullEngine:
     branches_by_value = False
     loops_have_gradients = True
     one_apart = False
+    waits = False
     idle_text = Source("True")
 
     def __init__(self, sizes: str = "exact") -> None:

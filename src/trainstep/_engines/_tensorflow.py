@@ -60,6 +60,7 @@ class TensorFlowEngine:
     branches_by_value = False
     loops_have_gradients = True
     one_apart = False
+    waits = True
     sizes = "dynamic"
     idle_text = Source("executing_eagerly()", {"executing_eagerly": tf.executing_eagerly})
 

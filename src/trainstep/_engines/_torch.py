@@ -77,6 +77,7 @@ class TorchEngine:
     branches_by_value = True
     loops_have_gradients = True
     one_apart = True
+    waits = True
     sizes = "dynamic"
     idle_text = Source("True")
     array_types: tuple[type, ...] = (torch.Tensor,)
