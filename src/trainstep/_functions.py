@@ -43,10 +43,14 @@ class Settings:
 
 
 class Functions:
-    """Makes and keeps the compiled steps of a model with a recipe."""
+    """Makes and keeps the compiled steps of a model with a recipe.
+
+    Attributes:
+        model: The model.
+    """
 
     def __init__(self, model: Any, recipe: Recipe, settings: Settings) -> None:
-        self._model, self._recipe, self._settings = model, recipe, settings
+        self.model, self._recipe, self._settings = model, recipe, settings
         self._steps = Steps(model, recipe)
         self._made: dict[Any, Function[..., Any]] = {}
 
@@ -83,7 +87,7 @@ class Functions:
         """The step that returns named values."""
         key = ("run", tuple(names), update, training)
         if key not in self._made:
-            step = Fetch(self._model, self._recipe, names, update=update, training=training)
+            step = Fetch(self.model, self._recipe, names, update=update, training=training)
             self._made[key] = self._function(
                 step.__call__,
                 f"run({', '.join(names)})",
@@ -95,7 +99,7 @@ class Functions:
     def inspector(self) -> tuple[Inspector, Function[..., Any], Function[..., Any]]:
         """The two steps that look at a batch, and what they belong to."""
         if "inspect" not in self._made:
-            inspector = self._inspector = Inspector(self._model, self._recipe)
+            inspector = self._inspector = Inspector(self.model, self._recipe)
             check = self._check("inspect", targets=True, values=False)
             self._made["inspect"] = self._function(inspector.look, "inspect", check=check)
             self._made["inspect by activation"] = self._function(
@@ -119,7 +123,7 @@ class Functions:
             policies = replace(policies, nan_policy=None)
         return Function(
             fn,
-            name=f"{self._model.name}.{name}",
+            name=f"{self.model.name}.{name}",
             max_traces=self._settings.max_traces,
             options=Options(
                 optimize=self._settings.optimize, repeat=repeat, layout=self._settings.layout
@@ -136,7 +140,7 @@ class Functions:
     def _check(self, method: str, *, targets: bool, values: bool = True) -> Callable[..., None]:
         """What happens before a step is traced."""
         check = Check(
-            self._model,
+            self.model,
             f"Trainer.{method}",
             takes_targets=targets and self._recipe.takes_targets,
             losses=self._recipe.losses,
@@ -145,14 +149,14 @@ class Functions:
 
         def prepare(*batch: Any) -> None:
             check(*batch)
-            if self._model.built:
-                make_known(self._recipe.optimizer, self._model)
+            if self.model.built:
+                make_known(self._recipe.optimizer, self.model)
 
         return prepare
 
     def ledger(self) -> Events:
         """Every trace of these steps."""
-        name = f"Trainer of {self._model.name}"
+        name = f"Trainer of {self.model.name}"
         return merged(name, [function.ledger for function in self._made.values()])
 
     def written(self) -> list[Any]:
@@ -164,17 +168,12 @@ class Functions:
         """How many batches were skipped for their numbers."""
         return sum(function.skipped for function in self._made.values())
 
-    def tells_metrics_alone(self) -> bool:
-        """Whether the values of a batch are those of the metrics, as in every model of Keras's."""
-        own = getattr(self._model.compute_metrics, "__func__", None)
-        return own is keras.Model.compute_metrics
-
     def metrics(self) -> dict[str, Any]:
         """The values of the metrics as they stand, if they have seen anything."""
         if not float(self._recipe.tracker.count):
             return {}
         with self._recipe.lent():
-            return dict(Logs(self._model.get_metrics_result()))
+            return dict(Logs(self.model.get_metrics_result()))
 
     def retraces(self) -> tuple[int, str]:
         """How often a step was traced again, and why the last time."""
@@ -183,11 +182,17 @@ class Functions:
 
 
 class StepRunner:
-    """Runs the batches of a loop through the steps of a kind."""
+    """Runs the batches of a loop through the steps of a kind.
+
+    Attributes:
+        tells_later: Whether `now` has all the values that the last batch has: those of metrics.
+    """
 
     def __init__(self, functions: Functions, kind: str, classes: Any = None) -> None:
         self._functions, self._kind, self._classes = functions, kind, classes
         self._skipped = functions.skipped()
+        own = getattr(functions.model.compute_metrics, "__func__", None)
+        self.tells_later = own is keras.Model.compute_metrics
 
     def calls(self, count: int) -> Callable[[Batch], Any]:
         """What runs one batch, or a stack of `count` in one call."""
@@ -209,11 +214,6 @@ class StepRunner:
         if classes is not None and count > 1:
             classes = np.broadcast_to(classes, (count, *classes.shape))
         return step, classes
-
-    @property
-    def tells_later(self) -> bool:
-        """Whether `now` has all the values that the last batch has: they are the metrics'."""
-        return self._functions.tells_metrics_alone()
 
     def now(self) -> dict[str, Any]:
         """The values of the metrics as they stand."""

@@ -22,6 +22,8 @@ Values = dict[str, Any]
 class Runner(Protocol):
     """What runs batches."""
 
+    tells_later: bool  # `now` has all the values that the last batch has
+
     def calls(self, count: int) -> Callable[[Batch], Values]:
         """What runs one batch, or a stack of `count` in one call; gives the values, as they are."""
         ...
@@ -39,11 +41,6 @@ class Runner(Protocol):
 
     def prepare(self, batch: Batch, count: int) -> None:
         """Builds all that such a call needs, and runs nothing."""
-        ...
-
-    @property
-    def tells_later(self) -> bool:
-        """Whether `now` has all the values that the last batch has."""
         ...
 
     def now(self) -> Values:

@@ -28,9 +28,10 @@ _MANY = 16  # arrays of variables: fewer pass the entry sooner than they are com
 def entry(compiled: Any) -> Entry:
     """A compiled program's entry in C++, without the Python around it; itself if there is none."""
     try:
-        return compiled._executable.create_cpp_call(compiled._params) or compiled  # type: ignore[no-any-return]
+        found: Entry | None = compiled._executable.create_cpp_call(compiled._params)
     except AttributeError:
-        return compiled  # type: ignore[no-any-return]
+        found = None
+    return found or compiled
 
 
 class Straight:
@@ -81,19 +82,23 @@ class Straight:
 
     def takes(self, arrays: Sequence[Any]) -> bool:
         """Whether the program can run on these arrays of its variables; then it knows them."""
+        for place, array in enumerate(arrays):
+            if self._seen[place]() is not array:
+                if not self._fits(array, *self._kinds[place]):
+                    return False
+                self._seen[place] = weakref.ref(array)
+        return True
+
+    def _fits(self, array: Any, shape: tuple[int, ...], dtype: Any, layout: str) -> bool:
         try:
-            fit = all(
+            return (
                 array.shape == shape
                 and array.dtype == dtype
                 and array._sharding == self._there
                 and str(array._pjrt_layout) == layout
-                for array, (shape, dtype, layout) in zip(arrays, self._kinds, strict=True)
             )
         except (AttributeError, RuntimeError):  # it is none of JAX's, or was deleted
             return False
-        if fit:
-            self._seen[:] = map(weakref.ref, arrays)
-        return fit
 
 
 def _nothing() -> None:

@@ -105,7 +105,7 @@ def build(
         return Careful(compiled, held, hosts_in(closed.jaxpr), spread.feeds if spread else None)
     late = keeping_signals(compiled)
     short = straight(compiled, held.shapes(), arguments) if spread is None else None
-    return Lean(entry(compiled), held, spread or feeds, late, short, donates=donates)
+    return Lean(entry(compiled), held, spread or feeds, late, short, donates=bool(donated))
 
 
 def _has_callback(jaxpr: Any) -> bool:
@@ -136,6 +136,7 @@ consume(map(setitem, new, repeat("_value"), results))
 outs = list(results)
 """
 _STRAIGHT = """
+results = None
 if all(map(is_same, islice(operands, {state}), map(live, seen))) or takes(operands[:{state}]):
     results = from_iterable(map(arrays_of, starmap(execute, ((operands,),))))
     try:
@@ -145,8 +146,6 @@ if all(map(is_same, islice(operands, {state}), map(live, seen))) or takes(operan
         if error.__traceback__.tb_next is not None:  # not the program's, but of a signal's handler
             raise
         results = None  # nothing was given away
-else:
-    results = None
 if results is None:
     results = from_iterable(starmap(call, (operands,)))
     consume(map(setitem, new, repeat("_value"), results))
