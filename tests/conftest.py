@@ -43,6 +43,7 @@ def _is_common(item: pytest.Item) -> bool:
         "native",
         "host",
         "parts",
+        "norms",
         "replay",
         "modules",
         "feeds",

@@ -39,6 +39,7 @@ from trainstep._engines._base import (
 )
 from trainstep._engines._hosting import Host, HostFunction, Results, surfacing
 from trainstep._engines._tensorflow_host import host_call
+from trainstep._engines._tensorflow_norms import FusedNorms
 from trainstep._engines._tensorflow_rewrites import rewritten
 from trainstep._engines._tensorflow_sizes import specs as sizes_unknown
 from trainstep._engines._tensorflow_sizes import unknown_sizes
@@ -156,12 +157,14 @@ class TensorFlowEngine:
         writes: list[Variable] = []
         stand_ins: list[Tensor] = []
         record: list[Any] = []
+        norms = FusedNorms()
 
         def body(*tensors: Tensor) -> list[Tensor]:
             graph = tf.compat.v1.get_default_graph()
             _prepare(recorder, graph, stand_ins)
             outputs = [tf.convert_to_tensor(x) for x in step(tensors)]
             new = recorder.new_values()
+            norms.settle(graph)
             effects = [
                 op
                 for op in graph.get_operations()
@@ -178,7 +181,8 @@ class TensorFlowEngine:
         if axes is not None:
             specs = sizes_unknown(leaves, axes)
         try:
-            with recorder, nullcontext() if axes is None else unknown_sizes():
+            fusing = norms.recording() if options.layout is None else nullcontext()
+            with recorder, fusing, nullcontext() if axes is None else unknown_sizes():
                 concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
         finally:
             _let_go(recorder.home, stand_ins)
