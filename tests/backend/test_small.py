@@ -378,3 +378,19 @@ def test_a_small_program_on_disk_is_read_and_done_when_its_call_returns(tmp_path
     assert all(ready)
     assert first == again
     assert jax.config.jax_compilation_cache_dir == before
+
+
+@pytest.mark.parametrize(("count", "small"), [(20, True), (60, False)])
+def test_a_step_of_many_variables_is_not_small(
+    count: int, small: bool, compiled: list[Any]
+) -> None:
+    variables = [keras.Variable(np.zeros(4, "float32")) for _ in range(count)]
+
+    @ts.function
+    def step(x):
+        for variable in variables:
+            variable.assign(variable + x)
+
+    step(np.ones(4, "float32"))
+    assert bool(compiled) is small
+    assert all((ops.convert_to_numpy(v) == 1).all() for v in variables)

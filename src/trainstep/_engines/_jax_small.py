@@ -33,6 +33,7 @@ _log = logging.getLogger("trainstep")
 # XLA's threads and its libraries, and one of more equations compiles longer than otherwise.
 _WORK = 1 << 17  # multiplications and additions
 _EQUATIONS = 400
+_OPERANDS = 48  # from some sixty on, a call of a kernel takes ever longer for each of them
 
 # The kernel is written by an older part of XLA, which knows less. These it knows, and by them it
 # gives the numbers of the other, but for the order of a sum.
@@ -59,6 +60,7 @@ def is_small(closed: Any, repeat: int = 0) -> bool:
     works = [*_works(jaxpr), *(float(_size(v)) for v in jaxpr.outvars)]
     return (
         len(works) <= _EQUATIONS
+        and len(jaxpr.invars) <= _OPERANDS
         and sum(works) * max(repeat, 1) <= _WORK
         and bool(jaxpr.invars and jaxpr.outvars)
         and all(v.aval.dtype in _DTYPES and _size(v) for v in jaxpr.invars)
