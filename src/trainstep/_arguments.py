@@ -38,6 +38,18 @@ Handler = Callable[[Any, list[Any], list[Any]], None]
 Key = tuple[tuple[Any, ...], tuple[tuple[int, ...], ...]]
 
 
+_STRINGS = "SU"
+_CURE = "convert it before the call"
+_CURES = {
+    "O": "give all of it one dtype: `np.asarray(x, 'float32')` fails where that cannot be",
+    **dict.fromkeys(
+        _STRINGS,
+        "give classes numbers, `np.unique(labels, return_inverse=True)[1]`, or words, by a "
+        "`keras.layers.StringLookup` before the call",
+    ),
+}
+
+
 class Arguments:
     """Flattens the values of a call for one engine."""
 
@@ -187,7 +199,8 @@ class Arguments:
         """
         name = x.dtype.name
         if x.dtype.kind not in "biufc" and name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-            raise TypeError(f"an array of dtype {name}, which no engine can compute with")
+            what = "of strings" if x.dtype.kind in _STRINGS else f"of dtype {name}"
+            raise TypeError(f"an array {what}, which no engine can compute with")
         dtype = self.engine.canonical(keras.config.floatx() if name == "float64" else name)
         return dtype, dtype != name or not x.dtype.isnative
 
@@ -219,7 +232,7 @@ class Arguments:
                 name,
                 "an array, a number, a static value or an object",
                 str(error),
-                "convert it before the call",
+                _CURES.get(getattr(getattr(value, "dtype", None), "kind", ""), _CURE),
             ) from error
         if isinstance(key[0], tuple) and key[0][:1] == (object,):
             yield Part(name, object_text(value), "object", key[0])

@@ -112,7 +112,8 @@ def flat_names(fetches: Any, model: Any) -> list[str]:
 
 
 def _has(model: Any, group: str, part: str) -> bool:
-    if group == "metrics" or not model.built:  # the step will tell
+    built = all(layer.built for layer in model._flatten_layers())
+    if group == "metrics" or not built:  # the step will tell
         return True
     return f"{group}/{part}" in _known(model)
 

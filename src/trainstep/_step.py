@@ -59,11 +59,13 @@ class Steps:
             loss = self.measured(x, y, y_pred, weights, fresh, training=True)
             return optimizer.scale_loss(loss), ((y_pred, extra), loss)
 
-        if model.built and not model.trainable_variables:
-            raise nothing_to_train(model)
-        (_, (outputs, loss)), gradients = value_and_grad(
-            loss_of, lambda: model.trainable_variables, has_aux=True
-        )()
+        def trained() -> list[Any]:
+            # Known once the model was called: until then, layers inside may not be built.
+            if not model.trainable_variables:
+                raise nothing_to_train(model)
+            return model.trainable_variables  # type: ignore[no-any-return]
+
+        (_, (outputs, loss)), gradients = value_and_grad(loss_of, trained, has_aux=True)()
         return outputs, loss, gradients
 
     def apply(self, gradients: list[Any]) -> None:

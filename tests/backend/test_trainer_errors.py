@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from helpers import assert_same, normal
+from helpers import assert_same, normal, values_of
 from keras import layers
 from twins import compiled, everything, lone, mlp, regression
 
@@ -241,3 +241,48 @@ def test_error_in_the_middle_of_fit_leaves_a_completed_step() -> None:
     other.train_on_batch(X[4:], Y[4:])
     assert_same(trainer.model.weights, other.model.weights, 1e-6, 1e-6)
     assert_same(trainer.optimizer.variables, other.optimizer.variables, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("y", "came", "cure"),
+    [
+        (np.array(["cat", "dog"] * 4), "an array of strings", "return_inverse=True"),
+        (np.array([None] * 8, dtype=object), "an array of dtype object", "one dtype"),
+    ],
+)
+def test_what_no_engine_computes_with_has_a_cure_of_its_own(y: Any, came: str, cure: str) -> None:
+    with pytest.raises(ts.ArgumentError) as caught:
+        lone(mlp, regression).train_on_batch(X, y)
+    assert came in str(caught.value)
+    assert cure in str(caught.value)
+
+
+class Wrapped(keras.Model):
+    """A model that Keras takes for built when it was only told a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
+def test_a_model_whose_layers_are_not_built_yet_is_not_one_without_weights() -> None:
+    model = Wrapped()
+    model.build((None, 6))
+    trainer = ts.Trainer(model, **regression())
+    assert np.isfinite(trainer.train_on_batch(X, Y)["loss"])
+    assert len(model.trainable_variables) == 2
+
+
+def test_a_model_that_is_frozen_has_nothing_to_train() -> None:
+    trainer = lone(mlp, regression)
+    trainer.model.trainable = False
+    weights = trainer.model.variables
+    before = values_of(weights)
+    with pytest.raises(ts.GradientError, match="no trainable weights"):
+        trainer.train_on_batch(X, Y)
+    assert_same(weights, before, 0, 0)
+    trainer.model.trainable = True
+    assert np.isfinite(trainer.train_on_batch(X, Y)["loss"])
