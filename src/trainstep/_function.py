@@ -1,4 +1,4 @@
-"""`function`: the path of one call, from Python values to a compiled step and back.
+"""`Function`: the path of one call, from Python values to a compiled step and back.
 
     values -> key and arrays -> program (hit) ---------------------> run, write back -> outputs
                              -> miss: limit, trace, compile, ledger -^
@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from trainstep import _engines
 from trainstep._bound import BoundFunction
@@ -23,16 +23,11 @@ from trainstep._declared import check_largest, filled_with_zeros
 from trainstep._engines import Engine, Options
 from trainstep._errors import SizesWarning
 from trainstep._hit import hit
-from trainstep._layouts import layout_of
-from trainstep._policies import OPTIMIZE, Policies, check_choice
-from trainstep._policies import policies as checked_policies
+from trainstep._policies import Policies
 from trainstep._program import MISS, Program
 from trainstep._shapes import Shapes, policy
 from trainstep._state import current_scope
 from trainstep._verify import TOLERANCE, Verification, compared, probed
-
-if TYPE_CHECKING:
-    from trainstep._strategy import Strategy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -289,119 +284,3 @@ class Function(Generic[P, R]):
 
     def __reduce__(self) -> str:
         return str(getattr(self, "__qualname__", self.__name__))  # by name, as functions are
-
-
-@overload
-def function(
-    fn: Callable[P, R],
-    *,
-    signature: Sequence[Any] | None = None,
-    max_traces: int | None = None,
-    name: str | None = None,
-    shapes: Shapes | str = "auto",
-    dynamic: Mapping[str, Any] | None = None,
-    donate: bool = True,
-    optimize: str = "auto",
-    side_effects: str = "warn",
-    captures: str = "retrace",
-    nan_policy: str | None = None,
-    strategy: Strategy | None = None,
-    engine: Engine | None = None,
-) -> Function[P, R]: ...
-@overload
-def function(
-    fn: None = None,
-    *,
-    signature: Sequence[Any] | None = None,
-    max_traces: int | None = None,
-    name: str | None = None,
-    shapes: Shapes | str = "auto",
-    dynamic: Mapping[str, Any] | None = None,
-    donate: bool = True,
-    optimize: str = "auto",
-    side_effects: str = "warn",
-    captures: str = "retrace",
-    nan_policy: str | None = None,
-    strategy: Strategy | None = None,
-    engine: Engine | None = None,
-) -> Callable[[Callable[P, R]], Function[P, R]]: ...
-def function(
-    fn: Any = None,
-    *,
-    signature: Sequence[Any] | None = None,
-    max_traces: int | None = None,
-    name: str | None = None,
-    shapes: Shapes | str = "auto",
-    dynamic: Mapping[str, Any] | None = None,
-    donate: bool = True,
-    optimize: str = "auto",
-    side_effects: str = "warn",
-    captures: str = "retrace",
-    nan_policy: str | None = None,
-    strategy: Strategy | None = None,
-    engine: Engine | None = None,
-) -> Any:
-    """Compiles a step: a Python function that reads and writes Keras variables.
-
-    The function may read and write any Keras variable that it reaches: weights, batch-norm
-    statistics, optimizer slots, metric state, seeds. They are discovered, not declared. It is
-    traced once per signature, and every trace is in `f.ledger` with its reason.
-
-    Args:
-        fn: The function. Without it, a decorator is returned.
-        signature: One `Spec`, structure of `Spec`s, or None (anything) per parameter. A call that
-            does not fit raises an `ArgumentError` before anything runs.
-        max_traces: The call that would need one more raises a `RetraceLimitError`.
-        name: What the ledger calls it.
-        shapes: What sizes that vary cost: a `Shapes`, or the name of its policy. By default the
-            first size is compiled as it is, and from the second on one trace and a few programs
-            serve all sizes, with the numbers of the exact shapes.
-        dynamic: Which axes vary besides the first of arrays as long as the first one: an axis or
-            axes by parameter, or a dict of them for arrays inside. `None` in a `signature`, too.
-        donate: Whether the step may reuse the memory of the variables that it writes (JAX). Turn
-            it off if other threads read `v.value` outside any `function` while this one runs.
-        optimize: `"trace"` takes the engine's quick compiler (TensorFlow without XLA, a replayed
-            torch graph), `"full"` its thorough one (XLA, inductor), which takes longer to compile
-            and is not faster on every model; `"measure"` tries both on the first calls and keeps
-            the faster; `"auto"` is the quick one. JAX has only one.
-        side_effects: About Python that runs while the step is traced and never again: `"warn"`,
-            `"raise"` or `"allow"`.
-        captures: About a value that the step took from around it (a global, an attribute) and
-            that has changed since: `"retrace"`, `"warn"`, `"raise"` or `"ignore"`.
-        nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves every
-            variable as it was, and counts it (`f.skipped`); `"raise"` also raises a
-            `NonFiniteError`, for which each call waits for its result. None: nothing is checked.
-        strategy: Over which devices it is spread; see `Mirrored`. By default, that of the `scope`.
-        engine: For tests; the current Keras backend by default.
-
-    Returns:
-        A `Function`, called like `fn`, with `ledger`, `trace_count` and `warm_up`.
-
-    Example:
-        >>> import keras, numpy as np, trainstep as ts
-        >>> total = keras.Variable(0.0)
-        >>> @ts.function
-        ... def add(x):
-        ...     total.assign_add(keras.ops.sum(x))
-        ...     return total.value
-        >>> float(add(np.ones(3))), float(add(np.ones(3))), add.trace_count
-        (3.0, 6.0, 1)
-    """
-    policies = checked_policies("trainstep.function", side_effects, captures, nan_policy)
-    check_choice("trainstep.function", "optimize", optimize, OPTIMIZE)
-    options = Options(donate, optimize, layout=layout_of("trainstep.function", strategy))
-
-    def decorate(fn: Callable[P, R]) -> Function[P, R]:
-        return Function(
-            fn,
-            signature=signature,
-            max_traces=max_traces,
-            name=name,
-            options=options,
-            shapes=shapes,
-            dynamic=dynamic,
-            policies=policies,
-            engine=engine,
-        )
-
-    return decorate if fn is None else decorate(fn)

@@ -4,6 +4,7 @@ from trainstep._accelerate import accelerate as accelerate
 from trainstep._accelerate import restore as restore
 from trainstep._cache import set_cache as set_cache
 from trainstep._checkpoints import Checkpoints as Checkpoints
+from trainstep._decorator import function as function
 from trainstep._errors import ArgumentError as ArgumentError
 from trainstep._errors import CheckpointError as CheckpointError
 from trainstep._errors import ControlFlowError as ControlFlowError
@@ -21,7 +22,6 @@ from trainstep._errors import StateError as StateError
 from trainstep._errors import StrategyError as StrategyError
 from trainstep._errors import TrainstepError as TrainstepError
 from trainstep._function import Function as Function
-from trainstep._function import function as function
 from trainstep._grad import clip_by_global_norm as clip_by_global_norm
 from trainstep._grad import global_norm as global_norm
 from trainstep._grad import grad as grad
