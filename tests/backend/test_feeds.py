@@ -19,6 +19,7 @@ from keras import ops
 import trainstep as ts
 from trainstep._engines import _jax_feeds
 from trainstep._engines._jax_feeds import Feed, Feeds
+from trainstep._engines._jax_rows import RowTaker, is_lent
 from trainstep._engines._padding import aligned
 
 KINDS = [
@@ -207,3 +208,61 @@ def feeds_of(step: Any) -> Feeds:
     (program,) = step._programs.all()
     found: Feeds = program.executable._feeds
     return found
+
+
+LARGE = (64, 33, 300)  # 64 batches, each too large to share an input
+
+
+def batches_of(taker: RowTaker, order: np.ndarray) -> np.ndarray:
+    return taker(order).reshape(-1, *LARGE[1:])
+
+
+def test_rows_are_fetched_into_memory_that_is_aligned() -> None:
+    array = np.arange(20 * 16, dtype="float32").reshape(20, 16)
+    taker, order = RowTaker(array), np.random.default_rng(0).permutation(20)
+    rows = taker(order)
+    np.testing.assert_array_equal(rows, array[order])
+    assert type(rows) is np.ndarray
+    assert rows.ctypes.data % 64 == 0
+    assert all(map(is_lent, (rows[4:], rows.reshape(4, 5, 16)[1])))
+    assert not is_lent(array[4:])
+
+
+def test_fetched_memory_is_used_again_only_when_all_parts_are_gone() -> None:
+    array = np.arange(20 * 16, dtype="float32").reshape(20, 16)
+    taker, order = RowTaker(array), np.arange(20)
+    part = taker(order)[3:5]
+    held = part.ctypes.data - part[0].nbytes * 3
+    addresses = {taker(order[::-1]).ctypes.data for _ in range(20)}
+    assert held not in addresses
+    assert len(addresses) < 9
+    np.testing.assert_array_equal(part, array[3:5])
+    assert len(taker(order[:7])) == 7
+    np.testing.assert_array_equal(taker(np.append(order, order)), np.append(array, array, 0))
+
+
+def test_a_fetched_batch_goes_to_the_program_as_it_is() -> None:
+    array = np.arange(np.prod(LARGE), dtype="float32").reshape(-1, LARGE[2]) % 11
+    step, order = ts.function(lambda x: ops.sum(x)), np.random.default_rng(0).permutation
+    given = batches_of(RowTaker(array), order(len(array)))
+    step(given[0].copy()), step(given[0].copy())  # the first finds the program, the second the way
+    names = step._programs.hit.__globals__
+    pieces = names["fed0_pieces"]
+    before = [piece[0].copy() for piece in pieces]
+    np.testing.assert_array_equal([float(step(x)) for x in given], given.sum((1, 2)))
+    for piece, copy in zip(pieces, before, strict=True):
+        np.testing.assert_array_equal(piece[0], copy)
+    step(given[1].copy())
+    assert any((piece[0] == given[1]).all() for piece in pieces)
+
+
+def test_fetched_batches_that_wait_are_not_overwritten() -> None:
+    step, results, expected = slow_step(), [], []
+    array = np.ones((6 * LARGE[1], LARGE[2]), "float32") * np.arange(6 * LARGE[1])[:, None]
+    array = array.astype("float32")
+    taker, random = RowTaker(array), np.random.default_rng(1)
+    for _ in range(12):
+        order = random.permutation(len(array))
+        results += [step(batch) for batch in batches_of(taker, order)]
+        expected += list(array[order].reshape(-1, *LARGE[1:]).sum((1, 2)))
+    np.testing.assert_allclose([float(x) for x in results], expected, rtol=1e-6)

@@ -21,6 +21,8 @@ from trainstep.testing import filling
 SIZES = (16, 5, 6, 7, 15, 3)
 STEPS: dict[str, Callable[[Any], Any]] = {
     "odd": lambda x: ops.sum(x[:-1]) if x.shape[0] % 2 else ops.sum(x),
+    "odd length": lambda x: ops.sum(x[:-1]) if len(x) % 2 else ops.sum(x),
+    "by its length": lambda x: ops.sum(x) / len(x),
     "not a multiple": lambda x: ops.sum(x) * (2.0 if not x.shape[0] % 3 else 1.0),
     "and, or": lambda x: ops.sum(x) * (((x.shape[0] - 5) and 3.0) or 1.0),
     "equal to a NumPy integer": lambda x: ops.sum(x) * (2.0 if x.shape[0] == np.int64(5) else 1.0),

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from trainstep._engines._hosting import HostFunction, Results
 from trainstep._errors import nothing_to_differentiate_by
@@ -30,6 +33,7 @@ Executable = Callable[[Sequence[Any]], Sequence[Tensor]]
 # Of each array of a call, by axis, the name of a size that varies, or None: `(("n", None), ("n",))`
 Axes = Sequence[Sequence[str | None]]
 Sizes = Mapping[str, int]
+Taker = Callable[[Any], Any]  # of places, the rows of an array that are there
 
 
 class Refused(Exception):
@@ -96,6 +100,12 @@ class Options:
     # Steps in one call: arguments and outputs have a leading axis of this size. 0: no such axis.
     repeat: int = 0
     layout: Any = None  # how the arrays lie over several devices: the engine's own; None: one
+
+
+def plain_taker(array: Any) -> Taker:
+    """What copies rows of an array."""
+    # Of short rows, `take` makes a copy in half the time of an index.
+    return partial(array.take, axis=0) if type(array) is np.ndarray else array.__getitem__
 
 
 def assign_each(variables: Sequence[Variable], values: Sequence[Any]) -> None:
@@ -190,6 +200,13 @@ class Engine(Protocol):
 
     def rows(self, array: Any) -> Iterable[Any]:
         """What a NumPy array has along its first axis, as programs take it the soonest."""
+        ...
+
+    def taker(self, array: Any) -> Taker:
+        """What copies rows of a NumPy array, as programs take them the soonest.
+
+        It is for one thread at a time, and nobody may write to what it gives.
+        """
         ...
 
     def draws(self) -> Any:

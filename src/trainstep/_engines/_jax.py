@@ -31,11 +31,13 @@ from trainstep._engines._base import (
     Refused,
     Sizes,
     Step,
+    Taker,
     Tensor,
     Traced,
     Variable,
     Wanted,
     chosen,
+    plain_taker,
 )
 from trainstep._engines._hosting import HostFunction, Results
 from trainstep._engines._jax_bucket import build_bucket, check_state
@@ -44,6 +46,7 @@ from trainstep._engines._jax_layout import Layout
 from trainstep._engines._jax_packs import assign
 from trainstep._engines._jax_processes import KeyValues, connect, launched, told, whole
 from trainstep._engines._jax_program import build
+from trainstep._engines._jax_rows import RowTaker
 from trainstep._engines._jax_sizes import Assumptions, assuming, needs_a_number, symbolic
 from trainstep._errors import ArgumentError, ForeignTraceError
 from trainstep._outputs import take_out
@@ -101,6 +104,10 @@ class JaxEngine:
 
     def rows(self, array: Any) -> Iterable[Any]:
         return array  # type: ignore[no-any-return]
+
+    def taker(self, array: Any) -> Taker:
+        plain = type(array) is np.ndarray and not array.dtype.hasobject
+        return RowTaker(array) if plain else plain_taker(array)
 
     def draws(self) -> Any:
         return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -23,6 +24,7 @@ import numpy as np
 from jax import lax
 
 from trainstep._engines._base import Tensor
+from trainstep._engines._jax_rows import is_lent
 from trainstep._engines._padding import aligned, own
 from trainstep._source import Source
 
@@ -156,9 +158,11 @@ class Feed:
         parts = [f"{name}_{place}" for place in range(len(arrays))]
         filled = [f"{part}[...] = {array}\n" for part, array in zip(parts, arrays, strict=True)]
         text = _FREE.format(name=name, parts=", ".join(parts), alone=self._alone) + "".join(filled)
+        if not self._is_shared:
+            text = _LENT.format(name=name, array=first, copied=textwrap.indent(text, "    "))
         pieces = self._pieces
         names = {f"{name}_pieces": pieces, f"{name}_turn": pieces.rotate, "refcount": _refcount}
-        return Source(text, {**names, f"{name}_more": self._more}), name
+        return Source(text, {**names, f"{name}_more": self._more, "is_lent": is_lent}), name
 
     def _lands(self, given: Sequence[Any]) -> bool:
         """Whether such arguments go to memory that is used again."""
@@ -166,7 +170,7 @@ class Feed:
 
     def _otherwise(self, *given: Any) -> Any:
         """The input, of arguments that are large, or some of which are on the device."""
-        copies = [own(x) if type(x) is np.ndarray else x for x in given]
+        copies = [own(x) if type(x) is np.ndarray and not is_lent(x) else x for x in given]
         return _joined(self.input.dtype, *copies) if self._is_shared else copies[0]
 
     def _more(self) -> tuple[Any, ...]:
@@ -188,6 +192,11 @@ _FREE = """{name}_turn(-1)
 if refcount({name}) > {alone}:
     {name}, {parts} = {name}_more()
 """
+# What was fetched for this batch alone is no other's.
+_LENT = """if is_lent({array}):
+    {name} = {array}
+else:
+{copied}"""
 
 
 def _together(dtype: Any, *arrays: Tensor) -> Tensor:

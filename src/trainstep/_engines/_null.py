@@ -21,10 +21,12 @@ from trainstep._engines._base import (
     Options,
     Sizes,
     Step,
+    Taker,
     Tensor,
     Traced,
     Wanted,
     assign_each,
+    plain_taker,
 )
 from trainstep._engines._hosting import HostFunction, Results
 from trainstep._errors import runs_on_one_device
@@ -91,6 +93,9 @@ class NullEngine:
 
     def rows(self, array: Any) -> Iterable[Any]:
         return array  # type: ignore[no-any-return]
+
+    def taker(self, array: Any) -> Taker:
+        return plain_taker(array)
 
     def draws(self) -> Any:
         return None

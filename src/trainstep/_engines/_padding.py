@@ -19,14 +19,14 @@ _ALIGNMENT = 64
 Fill = Callable[[Any, Any], None]  # of the part beyond, and of the array
 
 
-def aligned(shape: Sequence[int], dtype: Any) -> Any:
-    """Memory that nobody else has, and that JAX takes as it is.
+def aligned(shape: Sequence[int], dtype: Any, kind: type[bytearray] = bytearray) -> Any:
+    """Memory of some kind that nobody else has, and that JAX takes as it is.
 
     Who holds a view of the array that is returned holds that array, too. For the owner of an array,
     NumPy looks as far as there are arrays; so its memory is of another kind.
     """
     dtype = np.dtype(dtype)
-    memory = bytearray(math.prod(shape) * dtype.itemsize + _ALIGNMENT)
+    memory = kind(math.prod(shape) * dtype.itemsize + _ALIGNMENT)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % _ALIGNMENT
     return np.ndarray(shape, dtype, memory, start)
 

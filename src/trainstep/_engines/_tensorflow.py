@@ -1,10 +1,8 @@
 """TensorFlow: a step becomes one graph that reads the variables first and assigns them last.
 
-While tracing, a Keras variable's value is a plain tensor, so the step is pure. The assignments
-wait for everything else in the graph: if any operation fails, no variable has changed.
-
-TensorFlow's Keras optimizers call `assign_sub` and the like on what `variable.value` returns, as
-it is a `tf.Variable` otherwise; the stand-in tensors carry those methods, which tell the scope.
+While tracing, a Keras variable's value is a plain tensor (`_tensorflow_state.py`), so the step is
+pure. The assignments wait for everything else in the graph: if any operation fails, no variable has
+changed.
 """
 
 from __future__ import annotations
@@ -17,10 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
-from tensorflow.python.framework.ops import EagerTensor, gradient_registry
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.framework.ops import EagerTensor
 
 from trainstep._engines._base import (
     Axes,
@@ -29,6 +25,7 @@ from trainstep._engines._base import (
     Options,
     Sizes,
     Step,
+    Taker,
     Tensor,
     Traced,
     Variable,
@@ -36,16 +33,18 @@ from trainstep._engines._base import (
     assign_each,
     chosen,
     is_wanted,
+    plain_taker,
 )
 from trainstep._engines._hosting import Host, HostFunction, Results, surfacing
 from trainstep._engines._tensorflow_host import host_call
 from trainstep._engines._tensorflow_norms import FusedNorms
 from trainstep._engines._tensorflow_rewrites import rewritten
+from trainstep._engines._tensorflow_sizes import lengths, unknown_sizes
 from trainstep._engines._tensorflow_sizes import specs as sizes_unknown
-from trainstep._engines._tensorflow_sizes import unknown_sizes
+from trainstep._engines._tensorflow_state import let_go, prepare, variable_methods
 from trainstep._errors import calls_the_host
 from trainstep._source import Source
-from trainstep._state import Branch, Recorder, current_scope, initialize_pending
+from trainstep._state import Branch, Recorder
 
 _TOGETHER = 256  # rows that become tensors in one operation
 _LARGE = 1 << 14  # bytes of a row that becomes one by itself
@@ -99,6 +98,9 @@ class TensorFlowEngine:
             return
         for start in range(0, len(array), _TOGETHER):
             yield from tf.unstack(_eager(array[start : start + _TOGETHER]))
+
+    def taker(self, array: Any) -> Taker:
+        return plain_taker(array)
 
     def draws(self) -> Any:
         return None
@@ -161,7 +163,7 @@ class TensorFlowEngine:
 
         def body(*tensors: Tensor) -> list[Tensor]:
             graph = tf.compat.v1.get_default_graph()
-            _prepare(recorder, graph, stand_ins)
+            prepare(recorder, graph, stand_ins)
             outputs = [tf.convert_to_tensor(x) for x in step(tensors)]
             new = recorder.new_values()
             norms.settle(graph)
@@ -182,10 +184,10 @@ class TensorFlowEngine:
             specs = sizes_unknown(leaves, axes)
         try:
             fusing = norms.recording() if options.layout is None else nullcontext()
-            with recorder, fusing, nullcontext() if axes is None else unknown_sizes():
+            with recorder, fusing, lengths(), nullcontext() if axes is None else unknown_sizes():
                 concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
         finally:
-            _let_go(recorder.home, stand_ins)
+            let_go(recorder.home, stand_ins)
 
         hosts = recorder.hosts
         if options.layout is not None:
@@ -223,7 +225,7 @@ class TensorFlowEngine:
             with nullcontext() if branch.home is None else branch.home.as_default():
                 source = sources[id(variable)] = tf.identity(value)
             if "assign" in getattr(value, "__dict__", ()):  # an optimizer may be applied inside
-                source.__dict__.update(_variable_methods(source, variable))
+                source.__dict__.update(variable_methods(source, variable))
             tape.watch(source)
             return source
 
@@ -234,7 +236,7 @@ class TensorFlowEngine:
             with branch:
                 value, aux = call(leaves)
         for source in sources.values():
-            getattr(source, "__dict__", {}).clear()  # see `_let_go`
+            getattr(source, "__dict__", {}).clear()  # see `let_go`
         variables = chosen(variables, [branch.held[key] for key in sources])
         branch.give_back(branch.new_values())
         found = [sources.get(id(v)) for v in variables]
@@ -319,88 +321,6 @@ def _repeated(step: Any, count: int, *stacked: Tensor) -> list[Tensor]:
         with tf.control_dependencies(graph.get_operations()):
             results.append(step(*(x[index] for x in stacked)))
     return [tf.stack(outputs) for outputs in zip(*results, strict=True)]
-
-
-def _prepare(recorder: Recorder, graph: Any, stand_ins: list[Tensor]) -> None:
-    """Tells a recorder how variables are read and written in this graph."""
-
-    def lift(variable: Variable) -> Tensor:
-        if variable._value is None:
-            with tf.init_scope(), tf.variable_creator_scope(_plain_variable):
-                initialize_pending()
-        # In the graph of the step, wherever the read is: a branch or a loop body captures it.
-        with graph.as_default(), tf.control_dependencies(None):
-            return stand_in(variable, variable._value.read_value())
-
-    def stand_in(variable: Variable, value: Tensor) -> Tensor:
-        tensor = tf.identity(value)
-        tensor.__dict__.update(_variable_methods(tensor, variable))
-        stand_ins.append(tensor)
-        return tensor
-
-    recorder.home = graph
-    recorder.lift, recorder.store = lift, stand_in
-    recorder.note_read = pywrap_tfe.TFE_Py_TapeVariableAccessed
-
-
-def _let_go(graph: Any, stand_ins: list[Tensor]) -> None:
-    """Takes away what would keep a traced graph alive when its program is dropped."""
-    # The methods of a stand-in refer to it, and Python cannot see such a circle through a tensor.
-    for tensor in stand_ins:
-        tensor.__dict__.clear()
-    # `tf.custom_gradient` registers a function for ever, and with it the graph that it was traced
-    # in. The gradients of this graph have been taken.
-    registry = gradient_registry._registry
-    for name in [n for n in registry if n.startswith("CustomGradient-")]:
-        if _mentions(registry[name]["type"], graph):
-            registry.pop(name, None)
-
-
-def _mentions(fn: Any, graph: Any, depth: int = 3) -> bool:
-    """Whether a function closes over a tensor of this graph."""
-    for cell in getattr(fn, "__closure__", None) or ():
-        held = cell.cell_contents
-        for each in held if isinstance(held, (list, tuple)) else (held,):
-            if isinstance(each, tf.Tensor) and getattr(each, "graph", None) is graph:
-                return True
-            if depth and callable(each) and _mentions(each, graph, depth - 1):
-                return True
-    return False
-
-
-def _plain_variable(next_creator: Any, **kwargs: Any) -> Any:
-    """Makes a variable outside the graph that is being traced.
-
-    The creator that `tf.function` installs would note it as the function's own and trace again.
-    """
-    kwargs.pop("experimental_enable_variable_lifting", None)
-    return ResourceVariable(**kwargs)
-
-
-def _variable_methods(tensor: Tensor, variable: Variable) -> dict[str, Any]:
-    """What a tensor needs to stand in for a `tf.Variable` before Keras's optimizers."""
-
-    def now() -> Tensor:
-        return current_scope().get_current_value(variable)
-
-    def write(value: Tensor) -> None:
-        current_scope().add_update((variable, tf.cast(value, tensor.dtype)))
-
-    def scatter(operation: Any, slices: tf.IndexedSlices) -> None:
-        write(operation(now(), slices.indices[:, None], tf.cast(slices.values, tensor.dtype)))
-
-    return {
-        "assign": lambda value, **_: write(value),
-        "assign_add": lambda value, **_: write(now() + tf.cast(value, tensor.dtype)),
-        "assign_sub": lambda value, **_: write(now() - tf.cast(value, tensor.dtype)),
-        "scatter_update": partial(scatter, tf.tensor_scatter_nd_update),
-        "scatter_add": partial(scatter, tf.tensor_scatter_nd_add),
-        "scatter_sub": partial(scatter, tf.tensor_scatter_nd_sub),
-        "_unique_id": variable._value._unique_id,
-        # A plain `tf.GradientTape` in a step watches what it sees read, and looks for a handle.
-        "handle": tensor,
-        "trainable": variable.trainable,
-    }
 
 
 def _eager(array: Any) -> Tensor:

@@ -38,6 +38,11 @@ def specs(leaves: Sequence[Any], axes: Axes) -> list[Any]:
     ]
 
 
+def lengths() -> contextlib.AbstractContextManager[None]:
+    """Lets `len` tell how many rows a tensor has while it is traced, as on the other engines."""
+    return replaced([(tf.Tensor, "__len__", _length)])
+
+
 @contextlib.contextmanager
 def unknown_sizes() -> Iterator[None]:
     """Guards a trace with unknown sizes, in this thread."""
@@ -69,6 +74,18 @@ def _guarded(original: Any) -> Any:
         return found
 
     return look
+
+
+def _length(original: Any) -> Any:
+    def length(self: Any) -> int:
+        rows: int | None = self.shape[0] if self.shape.rank else None
+        if rows is not None:
+            return rows
+        if getattr(_local, "tracing", False) and self.shape.rank:
+            raise Refused("`len` of a size that varies; use `keras.ops.shape`")
+        return original(self)  # type: ignore[no-any-return]  # says that there is none
+
+    return length
 
 
 # What looks at all dimensions of a shape.

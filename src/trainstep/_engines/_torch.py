@@ -20,12 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 import torch
-from torch.fx.experimental.proxy_tensor import (
-    disable_proxy_modes_tracing,
-    get_proxy_mode,
-    make_fx,
-    track_tensor_tree,
-)
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from trainstep._control import Uncompilable
 from trainstep._engines._base import (
@@ -36,6 +31,7 @@ from trainstep._engines._base import (
     Refused,
     Sizes,
     Step,
+    Taker,
     Tensor,
     Traced,
     Variable,
@@ -44,6 +40,7 @@ from trainstep._engines._base import (
     chosen,
     is_wanted,
     nothing_assumed,
+    plain_taker,
 )
 from trainstep._engines._hosting import HostFunction, Results
 from trainstep._engines._torch_eager import eager
@@ -51,7 +48,7 @@ from trainstep._engines._torch_guard import TensorValueNeeded, TraceGuard
 from trainstep._engines._torch_host import host_call, token_input
 from trainstep._engines._torch_modules import follow_variables
 from trainstep._engines._torch_program import build
-from trainstep._engines._torch_rewrites import pool_where_images_lie
+from trainstep._engines._torch_record import apart, input_of, own_copy, tidy
 from trainstep._engines._torch_state import (
     WIDENED,
     from_numpy,
@@ -113,6 +110,9 @@ class TorchEngine:
 
     def rows(self, array: Any) -> Iterable[Any]:
         return array  # type: ignore[no-any-return]
+
+    def taker(self, array: Any) -> Taker:
+        return plain_taker(array)
 
     def draws(self) -> Any:
         return torch.get_rng_state().numpy()
@@ -177,12 +177,12 @@ class TorchEngine:
         updated: list[bool] = []
 
         def lift(variable: Variable) -> Tensor:
-            value = lifted[id(variable)] = _input(variable, inputs, sizes.copy)
+            value = lifted[id(variable)] = input_of(variable, inputs, sizes.copy)
             return value
 
         def store(variable: Variable, value: Tensor) -> Tensor:
             sources[id(variable)] = value
-            return _copy(value)
+            return own_copy(value)
 
         def pure(*tensors: Tensor) -> list[Tensor]:
             outputs = [self.tensor(x) for x in step(tensors)]
@@ -192,10 +192,10 @@ class TorchEngine:
             updated.extend(map(guard.updated, (*lifted.values(), *tensors)))
             given = {memory(x) for x in (*tensors, *lifted.values())}
             token = [] if recorder.token is None else [recorder.token]
-            return [*_apart(guard, recorder, sources, outputs, given), *token]
+            return [*apart(guard, recorder, sources, outputs, given), *token]
 
         recorder.lift, recorder.store = lift, store
-        recorder.copied, recorder.shielded = leaf_copy, _copy
+        recorder.copied, recorder.shielded = leaf_copy, own_copy
         recorder.updated_in_place = guard.updated
         recorder.first_token = partial(token_input, sizes.copy)
         tensors = [
@@ -218,7 +218,7 @@ class TorchEngine:
         finally:
             set_grad_enabled(enabled)
             torch.set_rng_state(drawn)
-        _tidy(module, updated, as_is=options.layout is None and axes is None)
+        tidy(module, updated, as_is=options.layout is None and axes is None)
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         hosts = recorder.hosts
         broken = sizes.assumptions()
@@ -348,94 +348,3 @@ def _gradients(
         value, wrt, retain_graph=keep, create_graph=create_graph, allow_unused=True
     )
     return [torch.zeros_like(x) if g is None else g for x, g in zip(wrt, found, strict=True)]
-
-
-def _copy(value: Tensor) -> Tensor:
-    """A value of its own: the original may be another variable's too, and be updated in place."""
-    return value.clone()
-
-
-def _apart(
-    guard: TraceGuard,
-    recorder: Recorder,
-    sources: dict[int, Tensor],
-    outputs: list[Tensor],
-    given: set[int],
-) -> list[Tensor]:
-    """New values and outputs such that none shares memory with another, or with what came in.
-
-    Only memory that the trace itself made may leave it, once. `sources` are the values as they
-    were assigned, before they were copied; where nobody else has one, the copy is not needed.
-    """
-    taken: set[int] = set()
-
-    def own(value: Tensor) -> Tensor:
-        shared = memory(value) in taken | given or not guard.made(value)
-        if shared or not value.is_contiguous():
-            value = value.clone(memory_format=torch.contiguous_format)
-        taken.add(memory(value))
-        return value
-
-    outputs = [own(x) for x in outputs]
-    new = []
-    for key in recorder.writes:
-        value = recorder.state_mapping[key]
-        source = sources.get(key, value)
-        if not guard.updated(source) and not guard.updated(value):
-            value = source
-        # An input that was updated in place is cloned in the graph: it is memory of its own.
-        lifted_in_place = key in recorder.reads and guard.updated(value)
-        new.append(value if lifted_in_place and memory(value) not in taken else own(value))
-        taken.add(memory(new[-1]))
-    return [*new, *outputs]
-
-
-def _input(variable: Variable, inputs: list[Any], copy: Callable[[Tensor], Tensor]) -> Tensor:
-    """A clone of the variable's value, as an input of the graph that is being traced."""
-    mode = get_proxy_mode()
-    assert mode is not None
-    graph = mode.tracer.graph
-    with disable_proxy_modes_tracing(), torch.no_grad():
-        if variable._value is None:  # created in this trace; its value comes when that is over
-            dtype = getattr(torch, WIDENED.get(variable._dtype, variable._dtype))
-            value = torch.zeros(tuple(variable.shape), dtype=dtype)
-        else:
-            value = copy(variable._value)
-    first = next(iter(graph.nodes), None)
-    with graph.inserting_after(inputs[-1].node) if inputs else graph.inserting_before(first):
-        proxy = mode.tracer.create_proxy("placeholder", f"state_{len(inputs)}", (), {})
-    inputs.append(proxy)
-    track_tensor_tree(value, proxy, constant=None, tracer=mode.tracer)
-    if variable.trainable and value.is_floating_point():
-        value.requires_grad_()  # a step may use torch's own autograd, too
-    return value
-
-
-def _tidy(module: Any, updated: Sequence[bool], *, as_is: bool) -> None:
-    """Makes a record pure, and leaner if it is for these sizes and will not be cut."""
-    _clone_inputs(module.graph, updated)
-    _drop_detach(module.graph)
-    if as_is:
-        pool_where_images_lie(module.graph)
-    module.recompile()
-
-
-def _clone_inputs(graph: Any, updated: Sequence[bool]) -> None:
-    """Puts a clone behind each of the first inputs that is updated in place."""
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    for node, hit in zip(inputs, updated, strict=False):
-        if hit:
-            with graph.inserting_after(inputs[-1]):
-                copy = graph.call_function(torch.ops.aten.clone.default, (node,))
-            copy.meta.update(node.meta)
-            node.replace_all_uses_with(
-                copy, delete_user_cb=lambda user, copy=copy: user is not copy
-            )
-
-
-def _drop_detach(graph: Any) -> None:
-    """Takes out what only matters to autograd, and what nothing uses."""
-    for node in graph.nodes:
-        if node.target is torch.ops.aten.detach.default:
-            node.replace_all_uses_with(node.args[0])
-    graph.eliminate_dead_code()
