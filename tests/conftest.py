@@ -46,6 +46,7 @@ def _is_common(item: pytest.Item) -> bool:
         "norms",
         "replay",
         "modules",
+        "threads",
         "feeds",
         "small",
         "signals",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -119,13 +120,7 @@ class Arrays:
         if size < _AHEAD * _CHUNK or not engine.waits:
             yield from map(taken, chunks)
             return
-        with ThreadPoolExecutor(1, "trainstep-rows") as other:
-            rest = iter(chunks)
-            following = other.submit(taken, next(rest))
-            for rows in rest:
-                ready, following = following.result(), other.submit(taken, rows)
-                yield ready
-            yield following.result()
+        yield from _ahead(taken, chunks)
 
     def order(self) -> Any:
         """The rows in the order of an epoch."""
@@ -157,6 +152,38 @@ class Arrays:
 def all_of(stretches: Iterable[Stretch]) -> Iterator[Batch]:
     """What stretches have, one after the other."""
     return itertools.chain.from_iterable(stretch.batches for stretch in stretches)
+
+
+def _ahead(make: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """What is made of each item; another thread makes the next one meanwhile."""
+    # Not a pool, which takes no more work once the main thread has ended; this one may be another.
+    asked: SimpleQueue[Any] = SimpleQueue()
+    made: SimpleQueue[Any] = SimpleQueue()
+
+    def work() -> None:
+        while (item := asked.get()) is not None:
+            try:
+                made.put((make(item), None))
+            except BaseException as error:
+                made.put((None, error))
+
+    def ready() -> Any:
+        value, error = made.get()
+        if error is not None:
+            raise error
+        return value
+
+    other = threading.Thread(target=work, name="trainstep-rows", daemon=True)
+    other.start()
+    try:
+        for count, item in enumerate(items):
+            asked.put(item)
+            if count:
+                yield ready()
+        yield ready()
+    finally:
+        asked.put(None)
+        other.join()
 
 
 def _chunks(count: int, step: int, most: int) -> Iterator[slice]:

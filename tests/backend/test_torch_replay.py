@@ -17,7 +17,7 @@ from keras import layers
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import trainstep as ts
-from trainstep._engines import _torch_program, _torch_script
+from trainstep._engines import _torch_program, _torch_script, _torch_state
 from trainstep._engines._torch_lean import lean
 from trainstep._engines._torch_script import Replay
 
@@ -53,7 +53,7 @@ class Plain:
     """In the place of a `Replay`: the record as it is, by Python."""
 
     def __init__(self, module: Any, switches: Any, written: Any) -> None:
-        self.unread = self._run = _torch_script._run_by_python(module, written)
+        self.unread = self._run = _torch_script._swapping(module.forward, module, written)
 
     def __call__(self, *inputs: Any) -> Any:
         return self._run(*inputs)
@@ -424,7 +424,7 @@ def test_what_torchscript_refuses_is_replayed_by_python(monkeypatch: pytest.Monk
     np.testing.assert_array_equal(step(np.ones(3, "float32")), [2, 2, 2])
 
 
-def test_a_signal_that_comes_when_a_step_is_done_does_not_run_it_again() -> None:
+def test_a_signal_before_new_values_are_swapped_in_leaves_the_old_ones() -> None:
     script = _torch_script.scripted
     count = keras.Variable(0.0)
 
@@ -451,6 +451,9 @@ def test_a_signal_that_comes_when_a_step_is_done_does_not_run_it_again() -> None
         is_late = True
         with pytest.raises(Late):
             step(np.float32(1))
+        assert float(count.value) == 2.0
+        is_late = False
+        step(np.float32(1))
     assert float(count.value) == 3.0
 
 
@@ -536,3 +539,26 @@ def test_a_bool_that_the_step_sets_is_no_switch() -> None:
     x = np.ones(2, "float32")
     for sign in (1, -1, 1, -1):
         np.testing.assert_array_equal(step(x), sign * x)
+
+
+def test_new_values_are_swapped_in_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchScript lets other threads run: one that reads a parameter meanwhile may crash."""
+    swaps: list[int] = []
+
+    def swap_in(parameters: Any, values: Any) -> None:
+        swaps.append(len(parameters))
+        _torch_state.swap_in(parameters, values)
+
+    monkeypatch.setattr(_torch_script, "swap_in", swap_in)
+    first, second = keras.Variable(1.0), keras.Variable(2.0)
+
+    @ts.function
+    def step(x: Any) -> Any:
+        first.assign_add(x)
+        second.assign(first * 2.0)
+        return first.value
+
+    for _ in range(3):
+        step(np.float32(1.0))
+    assert swaps == [2, 2, 2]
+    assert (float(first.value), float(second.value)) == (4.0, 8.0)

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext
 from tensorflow.python.framework.ops import EagerTensor
 
 from trainstep._engines._base import (
@@ -164,7 +165,8 @@ class TensorFlowEngine:
         def body(*tensors: Tensor) -> list[Tensor]:
             graph = tf.compat.v1.get_default_graph()
             prepare(recorder, graph, stand_ins)
-            outputs = [tf.convert_to_tensor(x) for x in step(tensors)]
+            with OptionalXlaContext(options.optimize == "full"):  # branches differ there
+                outputs = [tf.convert_to_tensor(x) for x in step(tensors)]
             new = recorder.new_values()
             norms.settle(graph)
             effects = [
@@ -183,7 +185,8 @@ class TensorFlowEngine:
         if axes is not None:
             specs = sizes_unknown(leaves, axes)
         try:
-            fusing = norms.recording() if options.layout is None else nullcontext()
+            by_graph = options.layout is None and options.optimize in ("auto", "trace")
+            fusing = norms.recording() if by_graph else nullcontext()
             with recorder, fusing, lengths(), nullcontext() if axes is None else unknown_sizes():
                 concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
         finally:

@@ -1,4 +1,4 @@
-"""TensorFlow: a batch normalization recorded as the one operation that there is for it.
+"""TensorFlow: a layer's batch normalization recorded as the one operation that there is for it.
 
     mean and variance of x, then x normalized by them --> FusedBatchNorm of x
 
@@ -7,16 +7,22 @@ again for the gradients, which take longer than the convolutions of a small netw
 one operation gives the same numbers, up to the order of its sums, and the statistics beside them:
 once all gradients are taken, those who read Keras's (moving averages) read these instead, and
 Keras's are not computed.
+
+Only what Keras's own layer does is led this way, from its mean to its result, where nothing can
+come between. And not for XLA, which has no such operation: it takes the variance in one pass, as a
+difference of large numbers if the mean is large.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from keras.layers import BatchNormalization
 from keras.src import backend
 
 from trainstep._engines._base import Tensor
@@ -30,7 +36,8 @@ class FusedNorms:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._known: list[tuple[Tensor, Statistics]] = []
+        self._of: tuple[Tensor, Statistics] | None = None  # what the layer that runs has measured
+        self._is_in_layer = False
         self._instead: list[tuple[Tensor, Tensor]] = []
 
     @contextmanager
@@ -42,14 +49,14 @@ class FusedNorms:
         try:
             with replaced(
                 [
+                    (BatchNormalization, "call", self._layer),
                     (backend.nn, "moments", self._moments),
                     (backend.nn, "batch_normalization", self._batch_normalization),
                 ]
             ):
                 yield
         finally:
-            self._known.clear()  # a tensor keeps its graph
-            self._instead.clear()
+            self._instead.clear()  # a tensor keeps its graph
 
     def settle(self, graph: Any) -> None:
         """Has the statistics of the operations read, not Keras's; all gradients are taken."""
@@ -61,53 +68,42 @@ class FusedNorms:
                     if read is old:
                         reader._update_input(index, new)
 
+    def _layer(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return original(layer, *args, **kwargs)
+            before = self._is_in_layer
+            # What renormalizes makes its scale of the statistics, which would be a circle.
+            self._is_in_layer = type(layer) is BatchNormalization and not layer.renorm
+            try:
+                return original(layer, *args, **kwargs)
+            finally:
+                self._is_in_layer, self._of = before, None
+
+        return call
+
     def _moments(self, original: Any) -> Any:
-        def moments(
-            x: Any, axes: Sequence[int], keepdims: bool = False, synchronized: bool = False
-        ) -> Statistics:
-            mean, variance = original(x, axes, keepdims=keepdims, synchronized=synchronized)
-            here = threading.get_ident() == self._thread
-            if here and not keepdims and not synchronized and _is_of_channels(x, axes):
-                self._known.append((x, (mean, variance)))
+        def moments(x: Any, axes: Any, *how: Any, **more: Any) -> Statistics:
+            mean, variance = original(x, axes, *how, **more)
+            if threading.get_ident() == self._thread:
+                fits = self._is_in_layer and not any((*how, *more.values()))
+                self._of = (x, (mean, variance)) if fits and _is_of_channels(x, axes) else None
             return mean, variance
 
         return moments
 
     def _batch_normalization(self, original: Any) -> Any:
-        def batch_normalization(
-            x: Any, mean: Any, variance: Any, axis: int, *how: Any, **more: Any
-        ) -> Tensor:
-            known = any(
-                of is x and its_mean is mean and its_variance is variance
-                for of, (its_mean, its_variance) in self._known
-            )
-            given = [each for each in (*how, *more.values()) if tf.is_tensor(each)]
-            if (
-                not known
-                or axis not in (-1, x.shape.rank - 1)
-                or not all(_is_of_each_channel(each, x) for each in given)
-                # What reads a statistic cannot be an input of the operation that it will read from.
-                or self._come_from_any(given)
-            ):
-                return original(x, mean, variance, axis, *how, **more)
-            normalized, *statistics = _fused(x, *how, **more)
-            self._instead.extend(zip((mean, variance), statistics, strict=True))
+        def batch_normalization(x: Any, mean: Any, *how: Any, **more: Any) -> Tensor:
+            of, statistics = self._of or (None, (None, None))
+            here = threading.get_ident() == self._thread
+            if not here or of is not x or mean is not statistics[0]:
+                return original(x, mean, *how, **more)
+            normalized, *new = _fused(x, *how[2:], **more)  # after its variance and the axis
+            self._instead.extend(zip(statistics, new, strict=True))
             return normalized
 
         return batch_normalization
-
-    def _come_from_any(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether tensors are computed from statistics."""
-        sources = {tensor.op for _, statistics in self._known for tensor in statistics}
-        todo, seen = [tensor.op for tensor in tensors], set()
-        while todo:
-            op = todo.pop()
-            if op in sources:
-                return True
-            if op not in seen:
-                seen.add(op)
-                todo.extend(tensor.op for tensor in op.inputs)
-        return False
 
 
 def _is_of_channels(x: Any, axes: Sequence[int]) -> bool:
@@ -118,14 +114,6 @@ def _is_of_channels(x: Any, axes: Sequence[int]) -> bool:
         and x.shape.rank is not None
         and x.shape[-1] is not None
         and sorted(axis % x.shape.rank for axis in axes) == list(range(x.shape.rank - 1))
-    )
-
-
-def _is_of_each_channel(tensor: Any, x: Tensor) -> bool:
-    return (
-        tf.is_symbolic_tensor(tensor)
-        and tensor.dtype == tf.float32
-        and tuple(tensor.shape) == (x.shape[-1],)
     )
 
 

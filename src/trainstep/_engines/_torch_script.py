@@ -2,8 +2,8 @@
 
 It calls the same operations in the same order as Python would, in a third of the time. The record
 is written down operation by operation in TorchScript's own terms, so nothing is compiled, and what
-it cannot say is replayed by Python. At its end, new values are swapped into the parameters of the
-variables, which takes Python a microsecond for each.
+it cannot say is replayed by Python. Not so the swapping of new values into the parameters: the
+interpreter lets other threads run beside it, and one that reads a parameter then would crash.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ class _Way:
         self._written, self._calls = written, 0
         try:
             module = lean(module, known)
-            self.run = _run_by_script(module, written)
+            self.run = _swapping(_by_script(module), module, written)
         except Exception as error:  # of an operation that it does not know, say
             log.debug("a step is replayed by Python: %s", error)
-            self.run = _run_by_python(module, written)
+            self.run = _swapping(module.forward, module, written)
         self._module, self._run_unread = module, self.run
 
     def unread(self, *inputs: Any) -> None:
@@ -102,12 +102,15 @@ class _Way:
         if self._calls == _PAYS:
             with contextlib.suppress(Exception):  # what has run so far runs on
                 silent = without_outputs(self._module, len(self._written))
-                self._run_unread = _run_by_script(silent, self._written)
+                self._run_unread = _swapping(_by_script(silent), silent, self._written)
         self._run_unread(*inputs)
 
 
-def _run_by_python(module: GraphModule, written: Sequence[int]) -> Callable[..., Any]:
-    forward, count = module.forward, len(module.graph.find_nodes(op="placeholder"))
+def _swapping(
+    forward: Callable[..., Any], module: GraphModule, written: Sequence[int]
+) -> Callable[..., Any]:
+    """What runs a record, swaps in the first of its results, and gives the others."""
+    count = len(module.graph.find_nodes(op="placeholder"))
 
     def run(*inputs: Any) -> Any:
         results = forward(*inputs[:count])
@@ -117,11 +120,11 @@ def _run_by_python(module: GraphModule, written: Sequence[int]) -> Callable[...,
     return run
 
 
-def _run_by_script(module: GraphModule, written: Sequence[int]) -> Callable[..., Any]:
-    script, by_python = scripted(module, written), _run_by_python(module, written)
+def _by_script(module: GraphModule) -> Callable[..., Any]:
+    script, by_python = scripted(module), module.forward
     draws = any(map(_draws, module.graph.nodes))
 
-    def run(*inputs: Any) -> Any:
+    def forward(*inputs: Any) -> Any:
         drawn = torch.get_rng_state() if draws else None
         # Its optimizer, a switch of this thread, joins products of matrices and rounds otherwise.
         before = _optimized()
@@ -131,32 +134,28 @@ def _run_by_script(module: GraphModule, written: Sequence[int]) -> Callable[...,
         except RuntimeError as error:  # says where in TorchScript it arose; Python's what is wrong
             raised = error.__traceback__
             if raised is not None and raised.tb_next is not None:
-                raise  # in Python: by the handler of a signal, when the step was done
+                raise  # in Python: by the handler of a signal
             if drawn is not None:
                 torch.set_rng_state(drawn)
             return by_python(*inputs)
         finally:
             _set_optimized(before)
 
-    return run
+    return forward
 
 
-def scripted(module: GraphModule, written: Sequence[int] = ()) -> Callable[..., Any]:
-    """A record as a function of TorchScript; raises if that cannot be. See `replayed`."""
+def scripted(module: GraphModule) -> Callable[..., Any]:
+    """A record as a function of TorchScript; raises if that cannot be."""
     graph = torch._C.Graph()
     values: dict[Node, Any] = {}
-    inputs = [graph.addInput() for _ in range(max(written, default=-1) + 1)]
     for node in module.graph.nodes:
         if node.op == "placeholder":
-            place = len(values)
-            values[node] = inputs[place] if place < len(inputs) else graph.addInput()
+            values[node] = graph.addInput()
         elif node.op == "get_attr":
             values[node] = graph.insertConstant(getattr(module, node.target))
         elif node.op == "output":
             results = [values[each] for each in node.args[0]]
-            for place, new in zip(written, results, strict=False):
-                graph.insertNode(graph.create("aten::set_data", [inputs[place], new], 0))
-            graph.registerOutput(_list(graph, results[len(written) :], _TENSORS))
+            graph.registerOutput(_list(graph, results, _TENSORS))
         elif node.target is operator.getitem:
             several, place = node.args
             values[node] = values[several][place]
