@@ -126,17 +126,3 @@ def test_a_dropped_model_takes_the_functions_along() -> None:
         trained("full")
 
     assert known() <= before
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        lambda x: keras.ops.cond(keras.ops.sum(x) > 0, lambda: keras.ops.sum(x**3), lambda: 0.0),
-        lambda x: keras.ops.sum(keras.ops.map(lambda row: row**3, x)),
-    ],
-    ids=["cond", "map"],
-)
-def test_gradients_of_branches_and_maps_by_xla(value: Any) -> None:
-    x = 1 + np.arange(6, dtype="float32").reshape(3, 2)
-    found = ts.function(ts.grad(value, argnums=0), optimize="full")(x)
-    np.testing.assert_allclose(found, 3 * x**2, rtol=1e-6)

@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext
 from tensorflow.python.framework.ops import EagerTensor
 
 from trainstep._engines._base import (
@@ -165,8 +164,7 @@ class TensorFlowEngine:
         def body(*tensors: Tensor) -> list[Tensor]:
             graph = tf.compat.v1.get_default_graph()
             prepare(recorder, graph, stand_ins)
-            with OptionalXlaContext(options.optimize == "full"):  # branches differ there
-                outputs = [tf.convert_to_tensor(x) for x in step(tensors)]
+            outputs = [tf.convert_to_tensor(x) for x in step(tensors)]
             new = recorder.new_values()
             norms.settle(graph)
             effects = [
