@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -20,6 +18,7 @@ import numpy as np
 from keras import ops, tree
 
 from trainstep import _engines
+from trainstep._ahead import ahead
 from trainstep._batch import check_dense, check_lengths, check_positive, is_several, unpacked
 from trainstep._errors import ArgumentError
 from trainstep._outputs import take_out
@@ -120,7 +119,7 @@ class Arrays:
         if size < _AHEAD * _CHUNK or not engine.waits:
             yield from map(taken, chunks)
             return
-        yield from _ahead(taken, chunks)
+        yield from ahead(taken, chunks)
 
     def order(self) -> Any:
         """The rows in the order of an epoch."""
@@ -152,38 +151,6 @@ class Arrays:
 def all_of(stretches: Iterable[Stretch]) -> Iterator[Batch]:
     """What stretches have, one after the other."""
     return itertools.chain.from_iterable(stretch.batches for stretch in stretches)
-
-
-def _ahead(make: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """What is made of each item; another thread makes the next one meanwhile."""
-    # Not a pool, which takes no more work once the main thread has ended; this one may be another.
-    asked: SimpleQueue[Any] = SimpleQueue()
-    made: SimpleQueue[Any] = SimpleQueue()
-
-    def work() -> None:
-        while (item := asked.get()) is not None:
-            try:
-                made.put((make(item), None))
-            except BaseException as error:
-                made.put((None, error))
-
-    def ready() -> Any:
-        value, error = made.get()
-        if error is not None:
-            raise error
-        return value
-
-    other = threading.Thread(target=work, name="trainstep-rows", daemon=True)
-    other.start()
-    try:
-        for count, item in enumerate(items):
-            asked.put(item)
-            if count:
-                yield ready()
-        yield ready()
-    finally:
-        asked.put(None)
-        other.join()
 
 
 def _chunks(count: int, step: int, most: int) -> Iterator[slice]:

@@ -546,7 +546,7 @@ def test_new_values_are_swapped_in_by_python(monkeypatch: pytest.MonkeyPatch) ->
     swaps: list[int] = []
 
     def swap_in(parameters: Any, values: Any) -> None:
-        swaps.append(len(parameters))
+        swaps.append(len(parameters := list(parameters)))
         _torch_state.swap_in(parameters, values)
 
     monkeypatch.setattr(_torch_script, "swap_in", swap_in)

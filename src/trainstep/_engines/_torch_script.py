@@ -114,7 +114,7 @@ def _swapping(
 
     def run(*inputs: Any) -> Any:
         results = forward(*inputs[:count])
-        swap_in([inputs[place] for place in written], results)
+        swap_in(map(inputs.__getitem__, written), results)
         return results[len(written) :]
 
     return run
