@@ -44,6 +44,7 @@ def _is_common(item: pytest.Item) -> bool:
         "host",
         "parts",
         "norms",
+        "kernels",
         "replay",
         "modules",
         "threads",
