@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from typing import Any
 
@@ -562,3 +563,19 @@ def test_new_values_are_swapped_in_by_python(monkeypatch: pytest.MonkeyPatch) ->
         step(np.float32(1.0))
     assert swaps == [2, 2, 2]
     assert (float(first.value), float(second.value)) == (4.0, 8.0)
+
+
+def test_texts_of_records_are_not_kept() -> None:
+    model = keras.Sequential([layers.Input((4,)), layers.Dense(8, "relu"), layers.Dense(1)])
+    trainer = ts.Trainer(model, optimizer="adam", loss="mse")
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    loader = torch.fx.graph_module._loader
+    texts, lines = set(loader.eval_cache), set(linecache.cache)
+    made = loader.next_id
+
+    trainer.train_on_batch(x, y)
+    trainer.fit(x, y, batch_size=1, epochs=40, progress=False)  # also one without outputs
+
+    assert loader.next_id > made
+    assert set(loader.eval_cache) == texts
+    assert not [name for name in linecache.cache.keys() - lines if name.startswith("<eval_with")]

@@ -32,6 +32,7 @@ from trainstep._engines._torch_graphs import (
     updated_memory,
 )
 from trainstep._engines._torch_lists import update_anew, update_in_place
+from trainstep._engines._torch_sources import sources_forgotten
 
 _aten = torch.ops.aten
 _LARGEST = 4096  # numbers in a constant that is kept
@@ -48,6 +49,7 @@ _FILLING = {
 }
 
 
+@sources_forgotten()
 def lean(module: GraphModule, known: Mapping[int, bool] | None = None) -> GraphModule:
     """The same step, with less to do.
 
@@ -69,6 +71,7 @@ def lean(module: GraphModule, known: Mapping[int, bool] | None = None) -> GraphM
     return result
 
 
+@sources_forgotten()
 def without_outputs(module: GraphModule, count: int) -> GraphModule:
     """The same step, with the first so many of its results; what is not known to matter stays."""
     graph = Graph()
