@@ -1,6 +1,6 @@
 """Compare the `fit` of our Trainer with a loop of the bare step, and with Keras's `fit`.
 
-`python -m benchmarks.fit [--engine jax|tensorflow|torch] [--quick]`
+`python -m benchmarks.fit [--engine jax|tensorflow|torch] [--processes N] [--quick]`
 
 One epoch of 1,000 batches of 32 from arrays in memory, shuffled, without callbacks; all in their
 default mode. The loop of the bare step, a `trainstep.function`, runs over batches that were cut
@@ -9,18 +9,22 @@ metrics" it also keeps the mean of the loss and gives both, as the epoch of a `f
 bar" is drawn as in a terminal.
 
 On JAX there is a second table: 16 steps in one call, against a hand-written `jax.lax.scan` over
-stacked batches, which shuffles nothing; ours with and without.
+stacked batches, which shuffles nothing; ours with and without. With `--processes`, each ratio is the
+median of those of so many processes, one after the other.
 """
 
+import argparse
 import contextlib
 import io
 import os
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 from unittest import mock
 
-from benchmarks import load, table, timing
-from benchmarks.engines import ENGINES, main
+from benchmarks import load, processes, table, timing
+from benchmarks.engines import ENGINES, choose, run_on
 from benchmarks.settings import BATCH, Step, read_loss
 
 NETWORKS = ("MLP 20-10-1", "MLP 784-128-10")
@@ -44,28 +48,66 @@ GROUP_RATIOS = {
 }
 
 
-def run_here(engine: str, quick: bool) -> None:
-    """Measure one engine in this process and print its tables."""
-    plan = timing.QUICK if quick else timing.FULL
-    name, console = ENGINES[engine], table.console()
-    console.print(ratios(epoch, EPOCH_RATIOS, plan).rich(f"{name}: an epoch"))
-    if engine == "jax":
-        title = f"{name}: {GROUP} steps in a call"
-        console.print(ratios(groups, GROUP_RATIOS, plan).rich(title))
+class Line(NamedTuple):
+    """The ratios on one network."""
+
+    network: str
+    ratios: list[float]
+    others: float  # the share of the machine that other processes used meanwhile
 
 
-def ratios(contenders: Contenders, wanted: Ratios, plan: timing.Plan) -> table.Table:
+def run_here(options: argparse.Namespace) -> None:
+    """Measure one engine, in this process or in several others, and print its tables."""
+    choose(options.engine)
+    plan = timing.QUICK if options.quick else timing.FULL
+    name, console = ENGINES[options.engine], table.console()
+    wanted = [("an epoch", epoch, EPOCH_RATIOS)]
+    if options.engine == "jax":
+        wanted.append((f"{GROUP} steps in a call", groups, GROUP_RATIOS))
+
+    def measure() -> list[list[Line]]:
+        return [lines(contenders, of, plan) for _, contenders, of in wanted]
+
+    found = processes.measured("fit", options, measure, medians)
+    for (title, _, of), rows in zip(wanted, found or [], strict=False):
+        headers = ["network", *of, "other load"]
+        texts = [
+            [row.network, *(f"{ratio:.2f}" for ratio in row.ratios), f"{row.others:.0%}"]
+            for row in rows
+        ]
+        console.print(table.Table(headers, texts).rich(f"{name}: {title}"))
+
+
+def lines(contenders: Contenders, wanted: Ratios, plan: timing.Plan) -> list[Line]:
     """Measure the networks one after the other."""
-    lines = []
+    found = []
     for network in NETWORKS:
         calls = contenders(network)
         for call in calls.values():
             call()  # compiles, which is no load of others
         watch = load.Watch()
         seconds = timing.medians_of_long(calls, plan)
-        values = [f"{seconds[above] / seconds[below]:.2f}" for above, below in wanted.values()]
-        lines.append([network, *values, f"{watch.others():.0%}"])
-    return table.Table(["network", *wanted, "other load"], lines)
+        values = [seconds[above] / seconds[below] for above, below in wanted.values()]
+        found.append(Line(network, values, watch.others()))
+    return found
+
+
+def medians(runs: Sequence[list[list[Line]]]) -> list[list[Line]]:
+    """One line for each of those that several processes have measured."""
+    return [
+        [
+            Line(
+                same[0].network,
+                [
+                    statistics.median(each)
+                    for each in zip(*(row.ratios for row in same), strict=True)
+                ],
+                max(row.others for row in same),
+            )
+            for same in zip(*of_table, strict=True)
+        ]
+        for of_table in zip(*runs, strict=True)
+    ]
 
 
 # Keras chooses its engine when it is imported, so no sooner than in these.
@@ -122,5 +164,20 @@ def in_terminal(call: timing.Call) -> None:
         call()
 
 
+def main() -> None:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--engine", choices=ENGINES, help="only this one")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    processes.add_options(parser)
+    options = parser.parse_args()
+    if options.engine:
+        run_here(options)
+        return
+    for engine in ENGINES:
+        more = ["--processes", str(options.processes), *["--quick"] * options.quick]
+        run_on(engine, "fit", *more)
+
+
 if __name__ == "__main__":
-    main("fit", __doc__, run_here)
+    main()
