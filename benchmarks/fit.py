@@ -9,8 +9,9 @@ metrics" it also keeps the mean of the loss and gives both, as the epoch of a `f
 bar" is drawn as in a terminal.
 
 On JAX there is a second table: 16 steps in one call, against a hand-written `jax.lax.scan` over
-stacked batches, which shuffles nothing; ours with and without. With `--processes`, each ratio is the
-median of those of so many processes, one after the other.
+stacked batches, which shuffles nothing; ours with and without.
+
+With `--processes`, each ratio is the median of those of so many processes, one after the other.
 """
 
 import argparse
