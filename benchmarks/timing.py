@@ -19,17 +19,19 @@ Read = Callable[[Any], object]
 class Plan:
     """How long to measure: warm-up calls, rounds, and the seconds that one block should last.
 
-    Calls that are long by themselves have fewer rounds, one call in each.
+    Calls that are long by themselves have fewer rounds, one call in each: so many at least, and
+    more where so many seconds are not over yet.
     """
 
     warmup: int
     rounds: int
     block: float
     long_rounds: int
+    long_seconds: float
 
 
-FULL = Plan(warmup=20, rounds=40, block=0.03, long_rounds=15)
-QUICK = Plan(warmup=5, rounds=9, block=0.01, long_rounds=3)
+FULL = Plan(warmup=20, rounds=40, block=0.03, long_rounds=15, long_seconds=25.0)
+QUICK = Plan(warmup=5, rounds=9, block=0.01, long_rounds=3, long_seconds=0.0)
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,12 @@ def measure(calls: Mapping[str, Call], read: Read, plan: Plan) -> dict[str, Time
 
 def medians_of_long(calls: Mapping[str, Call], plan: Plan) -> dict[str, float]:
     """Time callables that are long and wait for their results, interleaved: seconds per call."""
+    start = time.perf_counter()
     for call in calls.values():
         call()
+    rounds = max(plan.long_rounds, round(plan.long_seconds / (time.perf_counter() - start)))
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for names in turns(calls, plan.long_rounds):
+    for names in turns(calls, rounds):
         for name in names:
             times[name].append(time_end(calls[name], lambda _: None, 1))
     return {name: statistics.median(seconds) for name, seconds in times.items()}
