@@ -44,7 +44,6 @@ def _is_common(item: pytest.Item) -> bool:
         "host",
         "parts",
         "norms",
-        "kernels",
         "replay",
         "modules",
         "threads",

@@ -17,10 +17,6 @@ class Beside(Generic[T]):
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[Any], T]] = {}
 
-    def __len__(self) -> int:
-        """How many of the objects are left."""
-        return len(self._entries)
-
     def get(self, owner: Any) -> T | None:
         """The value of an object; None if it has none."""
         entry = self._entries.get(id(owner))

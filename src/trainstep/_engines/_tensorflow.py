@@ -37,7 +37,6 @@ from trainstep._engines._base import (
 )
 from trainstep._engines._hosting import Host, HostFunction, Results, surfacing
 from trainstep._engines._tensorflow_host import host_call
-from trainstep._engines._tensorflow_kernels import Kernels
 from trainstep._engines._tensorflow_norms import FusedNorms
 from trainstep._engines._tensorflow_rewrites import rewritten
 from trainstep._engines._tensorflow_sizes import lengths, unknown_sizes
@@ -66,9 +65,6 @@ class TensorFlowEngine:
     idle_text = Source("executing_eagerly()", {"executing_eagerly": tf.executing_eagerly})
 
     array_types: tuple[type, ...] = (EagerTensor,)
-
-    def __init__(self) -> None:
-        self._kernels = Kernels()
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
         from trainstep._engines._tensorflow_layout import layout
@@ -164,7 +160,6 @@ class TensorFlowEngine:
         stand_ins: list[Tensor] = []
         record: list[Any] = []
         norms = FusedNorms()
-        self._kernels.tidy()
 
         def body(*tensors: Tensor) -> list[Tensor]:
             graph = tf.compat.v1.get_default_graph()
@@ -194,7 +189,6 @@ class TensorFlowEngine:
                 concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
         finally:
             let_go(recorder.home, stand_ins)
-        self._kernels.note([*recorder.reads.values(), *recorder.writes.values()])
 
         hosts = recorder.hosts
         if options.layout is not None:
