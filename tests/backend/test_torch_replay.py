@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 from collections.abc import Callable
 from typing import Any
@@ -579,3 +580,18 @@ def test_texts_of_records_are_not_kept() -> None:
     assert loader.next_id > made
     assert set(loader.eval_cache) == texts
     assert not [name for name in linecache.cache.keys() - lines if name.startswith("<eval_with")]
+
+
+def test_texts_of_graphs_of_others_are_kept() -> None:
+    made = []
+
+    def step(x: Any) -> Any:
+        if not made:
+            graph = torch.fx.Graph()
+            graph.output(graph.placeholder("x"))
+            made.append(torch.fx.GraphModule(torch.nn.Module(), graph))
+        return x + 1
+
+    ts.function(step)(np.ones(3, "float32"))
+
+    assert "return x" in inspect.getsource(made[0].forward)

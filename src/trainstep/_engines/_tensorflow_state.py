@@ -69,9 +69,14 @@ def _plain_variable(next_creator: Any, **kwargs: Any) -> Any:
     """Makes a variable outside the graph that is being traced.
 
     The creator that `tf.function` installs would note it as the function's own and trace again.
+
+    It has no name, by which TensorFlow would keep 34 KB for ever, also when the variable is gone:
+    Keras knows it by a path of its own.
     """
     kwargs.pop("experimental_enable_variable_lifting", None)
-    return ResourceVariable(**kwargs)
+    kwargs["name"] = None
+    with tf.compat.v1.name_scope(None):  # names of where the trace is would count, too
+        return ResourceVariable(**kwargs)
 
 
 def variable_methods(tensor: Tensor, variable: Variable) -> dict[str, Any]:

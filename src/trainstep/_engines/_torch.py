@@ -49,7 +49,6 @@ from trainstep._engines._torch_host import host_call, token_input
 from trainstep._engines._torch_modules import follow_variables
 from trainstep._engines._torch_program import build
 from trainstep._engines._torch_record import apart, input_of, own_copy, tidy
-from trainstep._engines._torch_sources import sources_forgotten
 from trainstep._engines._torch_state import (
     WIDENED,
     from_numpy,
@@ -162,7 +161,6 @@ class TorchEngine:
     def asks_for_a_value(self, error: BaseException) -> bool:
         return isinstance(error, TensorValueNeeded)
 
-    @sources_forgotten()
     def trace(
         self,
         step: Step,

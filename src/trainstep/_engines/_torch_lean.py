@@ -32,7 +32,7 @@ from trainstep._engines._torch_graphs import (
     updated_memory,
 )
 from trainstep._engines._torch_lists import update_anew, update_in_place
-from trainstep._engines._torch_sources import sources_forgotten
+from trainstep._engines._torch_sources import forgotten
 
 _aten = torch.ops.aten
 _LARGEST = 4096  # numbers in a constant that is kept
@@ -49,7 +49,6 @@ _FILLING = {
 }
 
 
-@sources_forgotten()
 def lean(module: GraphModule, known: Mapping[int, bool] | None = None) -> GraphModule:
     """The same step, with less to do.
 
@@ -59,7 +58,7 @@ def lean(module: GraphModule, known: Mapping[int, bool] | None = None) -> GraphM
     """
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    result = GraphModule(module, graph)
+    result = forgotten(GraphModule(module, graph))
     update_anew(graph)
     _fold(result, known or {})
     _share(graph)
@@ -68,10 +67,9 @@ def lean(module: GraphModule, known: Mapping[int, bool] | None = None) -> GraphM
     graph.eliminate_dead_code()
     update_in_place(graph)
     result.recompile()
-    return result
+    return forgotten(result)
 
 
-@sources_forgotten()
 def without_outputs(module: GraphModule, count: int) -> GraphModule:
     """The same step, with the first so many of its results; what is not known to matter stays."""
     graph = Graph()
@@ -79,7 +77,7 @@ def without_outputs(module: GraphModule, count: int) -> GraphModule:
     graph.output(results[:count])
     updated = updated_memory(graph)
     graph.eliminate_dead_code(lambda node: node.is_impure() or not is_steady(node, updated))
-    return GraphModule(module, graph)
+    return forgotten(GraphModule(module, graph))
 
 
 # What is the same at each step ----------------------------------------------------------------

@@ -23,6 +23,7 @@ from trainstep._engines._base import Refused
 from trainstep._engines._cuts import Cut
 from trainstep._engines._torch_collectives import gather, sum_all
 from trainstep._engines._torch_shapes import Shapes
+from trainstep._engines._torch_sources import forgotten
 from trainstep._errors import StrategyError
 
 aten: Any = torch.ops.aten
@@ -118,7 +119,7 @@ class Partition:
                     found = self._checked(node, rule_of(node.target)(self, node))
                 self.values[node] = found if found is not None else self.unknown(node)
         self.graph.eliminate_dead_code()
-        return fx.GraphModule(self._module, self.graph)
+        return forgotten(fx.GraphModule(self._module, self.graph))
 
     def _checked(self, node: Any, value: Value | None) -> Value | None:
         """What a rule made of an operation; None if it is not cut so for all sizes."""

@@ -12,7 +12,6 @@ from trainstep._engines._hosting import Host
 from trainstep._engines._torch_host import new_token
 from trainstep._engines._torch_rewrites import rewritten
 from trainstep._engines._torch_script import Replay
-from trainstep._engines._torch_sources import sources_forgotten
 from trainstep._engines._torch_state import as_tensor, set_grad_enabled, value_of, write_back
 
 
@@ -28,7 +27,6 @@ def _switches(reads: list[Variable], writes: list[Variable]) -> list[int]:
     ]
 
 
-@sources_forgotten()
 def build(
     module: Any,
     reads: list[Variable],

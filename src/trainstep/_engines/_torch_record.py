@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import (
 from trainstep._engines._base import Tensor, Variable
 from trainstep._engines._torch_guard import TraceGuard
 from trainstep._engines._torch_rewrites import pool_where_images_lie
+from trainstep._engines._torch_sources import forgotten
 from trainstep._engines._torch_state import WIDENED, memory
 from trainstep._state import Recorder
 
@@ -88,11 +89,13 @@ def input_of(variable: Variable, inputs: list[Any], copy: Callable[[Tensor], Ten
 
 def tidy(module: Any, updated: Sequence[bool], *, as_is: bool) -> None:
     """Makes a record pure, and leaner if it is for these sizes and will not be cut."""
+    forgotten(module)
     _clone_inputs(module.graph, updated)
     _drop_detach(module.graph)
     if as_is:
         pool_where_images_lie(module.graph)
     module.recompile()
+    forgotten(module)
 
 
 def _clone_inputs(graph: Any, updated: Sequence[bool]) -> None:

@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from trainstep._engines._torch_graphs import example, stand_in
+from trainstep._engines._torch_sources import forgotten
 
 _aten = torch.ops.aten
 _pool = _aten.max_pool2d_with_indices
@@ -34,7 +35,7 @@ def rewritten(module: GraphModule) -> GraphModule:
     _pool_by_torch(graph)
     _pad_in_order(graph)
     _compute_small_ones_once(graph)
-    return GraphModule(module, graph)
+    return forgotten(GraphModule(module, graph))
 
 
 # Max pooling ----------------------------------------------------------------------------------

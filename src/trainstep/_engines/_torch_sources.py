@@ -1,4 +1,4 @@
-"""torch: the text of a record, which torch keeps for ever, is forgotten.
+"""torch: the texts of our records, which torch would keep for ever, are forgotten.
 
 Each graph that becomes a module is written down as Python, and its text kept for tracebacks: four
 times for a step, a megabyte for thirty layers, and none of it goes when its model does.
@@ -7,23 +7,16 @@ times for a step, a megabyte for thirty layers, and none of it goes when its mod
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import TypeVar
 
-from torch.fx import graph_module
+from torch.fx import GraphModule, graph_module
 
-_loader = graph_module._loader
+Module = TypeVar("Module", bound=GraphModule)
 
 
-@contextmanager
-def sources_forgotten() -> Iterator[None]:
-    """Lets torch forget the texts of the modules that are made inside."""
-    first = _loader.next_id
-    try:
-        yield
-    finally:
-        made = {f"<eval_with_key>.{index}" for index in range(first, _loader.next_id)}
-        for name in list(_loader.eval_cache):
-            if name.partition(" ")[0] in made:  # behind it, some say where they are from
-                _loader.eval_cache.pop(name, None)
-                linecache.cache.pop(name, None)
+def forgotten(module: Module) -> Module:
+    """The same module, of which torch keeps no text; that of the next `recompile` is another."""
+    name = module.forward.__code__.co_filename
+    if graph_module._loader.eval_cache.pop(name, None) is not None:
+        linecache.cache.pop(name, None)
+    return module
