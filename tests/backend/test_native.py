@@ -91,3 +91,17 @@ def test_the_ledger_says_when_a_step_runs_as_python(backend: str) -> None:
     halve(np.ones(4))
     assert (halve.ledger[0].compiler == "python") == (backend == "torch")
     assert ("keras.ops.while_loop" in halve.ledger[0].advice) == (backend == "torch")
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="names are TensorFlow's")
+def test_what_a_step_creates_has_no_native_name() -> None:
+    """By each name, the runtime keeps 34 KB for ever; Keras's own paths are as they were."""
+    model = keras.Sequential([keras.layers.Dense(1, name="last")], name="unnamed_inside")
+    trainer = ts.Trainer(model, optimizer="adam", loss="mse")
+
+    trainer.train_on_batch(np.ones((4, 3), "float32"), np.ones((4, 1), "float32"))
+
+    created = [*model.variables, *trainer.optimizer.variables[2:]]
+    assert {v.value.name for v in created} == {"Variable:0"}
+    assert created[0].path == "unnamed_inside/last/kernel"
+    assert created[2].path.endswith("unnamed_inside_last_kernel_momentum")
