@@ -1,7 +1,7 @@
 """torch: the texts of our records, which torch would keep for ever, are forgotten.
 
 Each graph that becomes a module is written down as Python, and its text kept for tracebacks: four
-times for a step, a megabyte for thirty layers, and none of it goes when its model does.
+times for a step, a third of a megabyte for thirty layers, and none of it goes when its model does.
 """
 
 from __future__ import annotations
