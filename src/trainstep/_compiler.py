@@ -13,30 +13,27 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from trainstep import _site
-from trainstep._advice import OFTEN
+from trainstep._announcing import Announcer
 from trainstep._arguments import Arguments, Key
-from trainstep._cures import trace_advice
 from trainstep._declared import Declared
 from trainstep._domain import domain_of
 from trainstep._dtypes import Dtypes
 from trainstep._engines import Engine, Executable, Options, Refused, Sizes, Traced
-from trainstep._errors import RetraceLimitError, StaleCaptureWarning
+from trainstep._errors import RetraceLimitError
 from trainstep._family import Family
 from trainstep._ledger import TraceEvent
 from trainstep._parameters import Parameters
-from trainstep._pattern import Pattern, with_sizes
+from trainstep._pattern import Pattern
 from trainstep._policies import Policies
 from trainstep._program import Program
 from trainstep._shapes import Shapes, Varying
 from trainstep._sharing import shared
-from trainstep._signature import Change, Signature, nearest
 from trainstep._sized import Call, Sized
 from trainstep._tracing import Record, Tracer
 from trainstep._tuning import Tuned
@@ -44,9 +41,6 @@ from trainstep._tuning import Tuned
 # One trace at a time: tracing builds layers and runs the user's Python, which is not ours to
 # run twice at once. Hits do not take it.
 _tracing = threading.RLock()
-
-
-_OFTEN = 3  # new values of one name
 
 
 class Compiler:
@@ -100,7 +94,6 @@ class Compiler:
             batches=batches,
         )
         self._check = check
-        self._values: dict[str, set[str]] = {}  # of what the step took from around it
         self._max_traces = max_traces
         self._written: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._sized = Sized(
@@ -114,6 +107,7 @@ class Compiler:
             ahead=max_traces is None and engine.one_apart and _is_shared(options),
             cells=self.cells,
         )
+        self._announcer = Announcer(name, self.programs, self.ledger, self._sized, self.cells)
 
     def written(self) -> list[Any]:
         """The variables that the programs write, in the order in which they were first seen."""
@@ -192,7 +186,7 @@ class Compiler:
 
     def _recorded(self, call: Call, pattern: Pattern, first: Sizes) -> bool:
         """Whether a call could be recorded for sizes that vary."""
-        signature, event = self._announce(call, pattern)
+        signature, event = self._announcer.event(call, pattern)
         self._check_limit(event)
         started = time.perf_counter()
         try:
@@ -221,7 +215,7 @@ class Compiler:
 
     def _exact(self, call: Call) -> Program:
         """Traces and compiles for the shapes of this call alone."""
-        signature, event = self._announce(call, None)
+        signature, event = self._announcer.event(call, None)
         self._check_limit(event)
         program, event = self._make(call, event)
         program.index = self.ledger.record(
@@ -241,52 +235,6 @@ class Compiler:
     def _check_limit(self, event: TraceEvent) -> None:
         if self._max_traces is not None and self.ledger.traces >= self._max_traces:
             raise RetraceLimitError(self._max_traces, event)
-
-    def _announce(self, call: Call, pattern: Pattern | None) -> tuple[Signature, TraceEvent]:
-        """What this call is, and how it differs from the calls before, ahead of the trace."""
-        flags = {p.label: p for watch in self.programs.watches() for p in watch.parts(self.cells)}
-        signature = Signature([*call.parts, *flags.values()])
-        index, changes = nearest(signature, self.ledger.signatures)
-        if pattern is not None:
-            signature = Signature([*with_sizes(call.parts, pattern), *flags.values()])
-        texts = [self._told(change, index) for change in changes]
-        against = "" if pattern is not None else self._sized.against(call)
-        if index is not None and not texts:
-            texts = ["the earlier program was dropped"]
-            changes = [Change("object", texts[0])]
-        if against:
-            texts.append(against)
-        event = TraceEvent(
-            index=len(self.ledger) + 1,
-            function=self.name,
-            signature=str(signature),
-            changes=tuple(texts),
-            nearest=None if index is None else index + 1,
-            site=call.site,
-            advice=self._sized.advice(pattern, against)
-            or trace_advice(change.kind for change in changes),
-            kinds=tuple(change.kind for change in changes),
-        )
-        return signature, event
-
-    def _told(self, change: Change, index: int | None) -> str:
-        """A change in words; one of a value around the step with the call that saw the old one.
-
-        The third new value of one name is worth a warning: this could go on at every step.
-        """
-        if change.kind != "capture" or index is None:
-            return change.text
-        values = self._values.setdefault(change.text.partition(": ")[0], set())
-        values.add(change.text)
-        if len(values) == _OFTEN:
-            values.add("")  # told once
-            message = (
-                f"`{self.name}`: {change.text}, once more.\n"
-                f"  what happens: {OFTEN.happens}\n"
-                f"  to fix:       {OFTEN.cure}"
-            )
-            warnings.warn(message, StaleCaptureWarning, stacklevel=_site.depth())
-        return f"{change.text} (since the call at {self.ledger[index].site})"
 
     def _make(self, call: Call, event: TraceEvent) -> tuple[Program, TraceEvent]:
         started = time.perf_counter()

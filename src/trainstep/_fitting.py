@@ -15,7 +15,7 @@ from trainstep import _loop
 from trainstep._batch import check_positive, class_table, unpacked
 from trainstep._callbacks import Callbacks
 from trainstep._checkpoints import Checkpoints
-from trainstep._data import Feed, apart, feed, split
+from trainstep._data import apart, feed, split
 from trainstep._errors import ProcessLostError
 from trainstep._functions import Functions, StepRunner
 from trainstep._processes import job
@@ -23,6 +23,7 @@ from trainstep._progress import Progress, shown
 from trainstep._recipe import Recipe
 from trainstep._run import Run
 from trainstep._shares import shared
+from trainstep._stretches import Feed
 
 
 class Fitting:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainstep import _site
-from trainstep._bytecode import Path
 from trainstep._flax_parts import is_flax
 from trainstep._frames import Frame
 from trainstep._naming import Names
+from trainstep._paths import Path
 from trainstep._places import (
     GONE,
     Place,

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 
 from trainstep._batch import Check
-from trainstep._data import Batch
 from trainstep._engines import Options
 from trainstep._fetch import Fetch, needs_targets
 from trainstep._function import Function
@@ -23,6 +22,7 @@ from trainstep._policies import Policies
 from trainstep._recipe import Recipe
 from trainstep._shapes import Shapes
 from trainstep._step import Steps
+from trainstep._stretches import Batch
 
 
 class Nested(dict[str, Any]):

@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any, Protocol
 
 from trainstep._callbacks import Callbacks
-from trainstep._data import Batch, Feed, all_of
 from trainstep._errors import ArgumentError
 from trainstep._logs import Logs
 from trainstep._progress import Progress
 from trainstep._run import Run
+from trainstep._stretches import Batch, Feed, all_of
 
 Values = dict[str, Any]
 

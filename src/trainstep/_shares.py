@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from trainstep._data import Arrays, Batch, Feed, Stream, Stretch, Stretched, all_of, in_memory
+from trainstep._arrays import Arrays, in_memory
 from trainstep._errors import StrategyError
 from trainstep._outputs import take_out
+from trainstep._streams import Stream, Stretched
+from trainstep._stretches import Batch, Feed, Stretch, all_of
 
 
 def shared(feed: Feed, layout: Any) -> Feed:

@@ -15,11 +15,12 @@ from typing import Any
 from keras import ops, tree
 
 from trainstep import _engines
-from trainstep._data import all_of, apart, feed
+from trainstep._data import apart, feed
 from trainstep._errors import ArgumentError
 from trainstep._function import Function
 from trainstep._layouts import within
 from trainstep._shares import shared
+from trainstep._stretches import all_of
 
 
 class Strategy:

@@ -1,8 +1,6 @@
 """JAX: a step becomes a jaxpr whose inputs are the variables that it read, compiled ahead of time.
 
-The user's Python runs once. A variable read while tracing is bound as an equation of a primitive
-of ours at the top of the trace; afterwards those equations' results become inputs of the jaxpr.
-So variables need not be known beforehand, and a model that builds itself costs no second trace.
+The user's Python runs once, for the record (`_jax_record`):
 
     step --make_jaxpr--> equations, some of them `variable` --lift--> jaxpr(state, arguments)
          --jit, lower, compile--> executable, written state donated
@@ -28,7 +26,6 @@ from trainstep._engines._base import (
     Executable,
     Loss,
     Options,
-    Refused,
     Sizes,
     Step,
     Taker,
@@ -40,24 +37,20 @@ from trainstep._engines._base import (
     plain_taker,
 )
 from trainstep._engines._hosting import HostFunction, Results
-from trainstep._engines._jax_bucket import build_bucket, check_state
 from trainstep._engines._jax_host import host_call
 from trainstep._engines._jax_layout import Layout
 from trainstep._engines._jax_packs import assign
 from trainstep._engines._jax_processes import KeyValues, connect, launched, told, whole
 from trainstep._engines._jax_program import build
+from trainstep._engines._jax_record import is_tensor, record, replayable, trace_sizes
 from trainstep._engines._jax_rows import RowTaker
-from trainstep._engines._jax_sizes import Assumptions, assuming, needs_a_number, symbolic
 from trainstep._errors import ArgumentError, ForeignTraceError
 from trainstep._outputs import take_out
 from trainstep._source import Source
-from trainstep._state import Branch, Recorder, Recording, current_scope
+from trainstep._state import Branch, Recorder
 
 # What `jex.find_top_trace` returns, three Python calls nearer; every step asks for it.
 _trace_state = sys.modules[jex.find_top_trace.__module__].trace_state_strong_ref
-
-_variable_p = jex.Primitive("variable")
-_variable_p.def_abstract_eval(lambda *, index, aval: aval)
 
 
 class JaxEngine:
@@ -127,7 +120,7 @@ class JaxEngine:
         return x.shape  # type: ignore[no-any-return]
 
     def is_tensor(self, x: Any) -> bool:
-        return _is_tensor(x)
+        return is_tensor(x)
 
     def tensor(self, x: Any) -> Tensor:
         return jnp.asarray(x)
@@ -166,9 +159,9 @@ class JaxEngine:
         axes: Axes | None = None,
     ) -> Traced:
         if axes is not None:
-            return _trace_sizes(step, leaves, recorder, options, axes)
+            return trace_sizes(step, leaves, recorder, options, axes)
         with recorder:
-            closed = _record(
+            closed = record(
                 recorder,
                 step,
                 [jax.ShapeDtypeStruct(x.shape[bool(options.repeat) :], x.dtype) for x in leaves],
@@ -187,7 +180,7 @@ class JaxEngine:
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor], *, each: bool = False
     ) -> tuple[Tensor, Any, list[Any], list[Any]]:
         if variables is None or callable(variables):
-            found, call = _replayable(call, leaves, self.place)
+            found, call = replayable(call, leaves, self.place)
             variables = chosen(variables, found)
         wanted = list({id(v): v for v in variables}.values())  # one that comes twice counts once
         parts: dict[str, Any] = {}
@@ -263,103 +256,3 @@ def _device(named: Any) -> Any:
         repr(named),
         "pass some of `jax.devices()`, or nothing for all of them",
     )
-
-
-def _is_tensor(x: Any) -> bool:
-    # A size that varies is a number when the program runs.
-    return isinstance(x, (jax.Array, np.ndarray, np.generic)) or jax.export.is_symbolic_dim(x)
-
-
-# Recording ------------------------------------------------------------------------------------
-
-
-def _record(scope: Recording, step: Step, leaves: Sequence[Any]) -> Any:
-    """Traces `step` in a scope; returns a closed jaxpr whose first inputs are the scope's reads.
-
-    Its outputs are the new values of the scope's writes, then those of the step.
-    """
-
-    def pure(*tensors: Tensor) -> list[Tensor]:
-        trace = scope.home = scope.place()
-
-        def lift(variable: Variable) -> Tensor:
-            # At the top of this trace, wherever the read is: a loop body closes over it.
-            with jex.set_current_trace(trace):
-                return _variable_p.bind(index=len(scope.reads) - 1, aval=_aval(variable))
-
-        scope.lift = lift
-        outputs = step(tensors)
-        return [*scope.new_values(), *outputs]
-
-    closed = jax.make_jaxpr(pure)(*leaves)
-    jaxpr = closed.jaxpr
-    lifted = {e.params["index"]: e.outvars[0] for e in jaxpr.eqns if e.primitive is _variable_p}
-    jaxpr = jaxpr.replace(
-        invars=[*(lifted[index] for index in range(len(scope.reads))), *jaxpr.invars],
-        eqns=[e for e in jaxpr.eqns if e.primitive is not _variable_p],
-        debug_info=_unnamed(jaxpr.debug_info, len(scope.reads)),
-    )
-    return jex.ClosedJaxpr(jaxpr, closed.consts)
-
-
-def _trace_sizes(
-    step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options, axes: Axes
-) -> Traced:
-    """Records a step with symbols for the sizes that vary."""
-    stand_ins, sizes = symbolic(leaves, axes)
-    assumptions = Assumptions(sizes)
-    try:
-        with recorder, assuming(assumptions):
-            closed = _record(recorder, step, stand_ins)
-    except Exception as error:
-        if needs_a_number(error):
-            raise Refused("Python needs a size that varies as a number") from error
-        raise
-    reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-    unseen = dict(recorder.unseen)
-    check_state(closed, writes)
-
-    def build_for(compiler: str, bucket: Sizes | None = None) -> Executable:
-        return build_bucket(
-            closed, reads, writes, options, axes=axes, sizes=bucket or sizes, unseen=unseen
-        )
-
-    return Traced(reads, writes, build_for, broken=assumptions.broken)
-
-
-def _unnamed(info: Any, count: int) -> Any:
-    """JAX's names of the inputs, with empty ones for the variables in front."""
-    return info._replace(arg_names=("",) * count + (info.arg_names or ()))
-
-
-def _aval(variable: Variable) -> Any:
-    value = variable._value
-    dtype = jax.dtypes.canonicalize_dtype(variable._dtype) if value is None else value.dtype
-    return jax.core.ShapedArray(tuple(variable.shape), dtype)
-
-
-def _replayable(
-    call: Loss, leaves: Sequence[Tensor], place: Callable[[], Any]
-) -> tuple[list[Variable], Loss]:
-    """The variables that `call` reads, and an equivalent of it that runs no Python again."""
-    scope = Recording(place)
-    aux_of: list[Any] = []
-
-    def step(tensors: Sequence[Tensor]) -> list[Tensor]:
-        value, aux = call(tensors)
-        aux_tensors, build = take_out(aux, _is_tensor, ())
-        aux_of.append(build)
-        return [value, *aux_tensors]
-
-    with scope:
-        run = jex.jaxpr_as_fun(_record(scope, step, leaves))
-    reads, writes = list(scope.reads.values()), list(scope.writes.values())
-
-    def replay(tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
-        here = current_scope()
-        results = iter(run(*map(here.get_current_value, reads), *tensors))
-        for variable, value in zip(writes, results, strict=False):
-            here.add_update((variable, value))
-        return next(results), aux_of[-1].of(list(results))
-
-    return reads, replay
