@@ -51,6 +51,7 @@ def _is_common(item: pytest.Item) -> bool:
         "small",
         "signals",
         "straight",
+        "libraries",
         "unread",
         "devices",
         "equality",

@@ -29,6 +29,7 @@ from trainstep._engines._jax_feeds import Feeds
 from trainstep._engines._jax_held import Held
 from trainstep._engines._jax_host import hosts_in
 from trainstep._engines._jax_layout import Spread, active, copied, lies
+from trainstep._engines._jax_libraries import compiled
 from trainstep._engines._jax_packs import pack, unpack
 from trainstep._engines._jax_processes import with_others
 from trainstep._engines._jax_rewrites import rewritten
@@ -92,20 +93,20 @@ def build(
     else:
         fun, arguments = feeds.around(fun, len(held.state)), feeds.inputs
     jit = partial(jax.jit, donate_argnums=tuple(donated), **(spread.shardings if spread else {}))
-    operands, compiled = [*held.shapes(), *arguments], None
+    operands, executable = [*held.shapes(), *arguments], None
     if spread is None and not fallible and on_cpu and is_small(closed):
         lowered = jit(as_one_kernel(fun)).lower(*operands)
         with on_disk():
-            compiled = compiled_small(lowered, at_once=is_small(closed, options.repeat))
-    if compiled is None:
+            executable = compiled_small(lowered, at_once=is_small(closed, options.repeat))
+    if executable is None:
         lowered = jit(fun).lower(*operands)
         with on_disk():
-            compiled = lowered.compile()
+            executable = compiled(lowered, closed)
     if fallible:
-        return Careful(compiled, held, hosts_in(closed.jaxpr), spread.feeds if spread else None)
-    late = keeping_signals(compiled)
-    short = straight(compiled, held.shapes(), arguments) if spread is None else None
-    return Lean(entry(compiled), held, spread or feeds, late, short, donates=bool(donated))
+        return Careful(executable, held, hosts_in(closed.jaxpr), spread.feeds if spread else None)
+    late = keeping_signals(executable)
+    short = straight(executable, held.shapes(), arguments) if spread is None else None
+    return Lean(entry(executable), held, spread or feeds, late, short, donates=bool(donated))
 
 
 def _has_callback(jaxpr: Any) -> bool:

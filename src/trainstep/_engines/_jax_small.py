@@ -26,6 +26,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex
 
 from trainstep._engines._base import Tensor
+from trainstep._engines._jax_libraries import NO_LIBRARY, product_work
 
 _log = logging.getLogger("trainstep")
 
@@ -78,9 +79,7 @@ def _works(jaxpr: Any) -> Iterable[float]:
         elif name not in _KNOWN or not all(map(_is_plain, (*eqn.invars, *eqn.outvars))):
             yield math.inf
         elif name == "dot_general":
-            (contracted, _), _ = eqn.params["dimension_numbers"]
-            shape = eqn.invars[0].aval.shape
-            yield 2.0 * _size(eqn.outvars[0]) * math.prod(shape[axis] for axis in contracted)
+            yield product_work(eqn)
         else:
             yield float(max(map(_size, (*eqn.invars, *eqn.outvars)), default=0))
 
@@ -140,7 +139,7 @@ def compiled_small(lowered: Any, *, at_once: bool) -> Any | None:
             arguments = lowered._lowering.compile_args
             arguments["backend"] = _at_once(arguments["backend"])
         # XLA's libraries of kernels cannot be called from within one.
-        return lowered.compile({"xla_cpu_experimental_ynn_fusion_type": ""})
+        return lowered.compile(NO_LIBRARY)
     except _CANNOT as error:
         _log.debug("a small step is compiled as others are: %s", error)
         return None
