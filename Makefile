@@ -21,8 +21,8 @@ demo: $(VENV)/base.done
 # One process per engine and part, as many at a time as there are processors, the longest first.
 ENGINES := jax torch tensorflow
 test: $(VENV)/all.done
-	@$(MAKE) --no-print-directory -j$(JOBS) steps-jax steps-torch devices-jax \
-	  steps-tensorflow doctor-tensorflow doctor-torch doctor-jax \
+	@$(MAKE) --no-print-directory -j$(JOBS) steps-torch steps-jax steps-tensorflow \
+	  devices-jax doctor-tensorflow doctor-torch doctor-jax \
 	  devices-tensorflow devices-torch
 
 PYTEST = $(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)

@@ -55,13 +55,15 @@ def test_the_public_functions_have_examples() -> None:
     assert {n for n in (*ts.__all__, *ts.graph.__all__) if n.islower() and n != "train"} <= names
 
 
-def test_every_documentation_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_documentation_page_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for page in PAGES:
-        namespace: dict[str, object] = {"__name__": f"page_{page.stem}"}
-        for number, code in blocks(page.read_text()):
-            # The padding makes a traceback show the page's own line numbers.
-            exec(compile("\n" * (number - 1) + code, str(page), "exec"), namespace)
+    namespace: dict[str, object] = {"__name__": f"page_{page.stem}"}
+    for number, code in blocks(page.read_text()):
+        # The padding makes a traceback show the page's own line numbers.
+        exec(compile("\n" * (number - 1) + code, str(page), "exec"), namespace)
 
 
 def test_blocks_are_found_and_marked_ones_are_left_out() -> None:
