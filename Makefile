@@ -22,8 +22,7 @@ demo: $(VENV)/base.done
 ENGINES := jax torch tensorflow
 test: $(VENV)/all.done
 	@$(MAKE) --no-print-directory -j$(JOBS) steps-torch steps-jax steps-tensorflow \
-	  devices-jax doctor-tensorflow doctor-torch doctor-jax \
-	  devices-tensorflow devices-torch
+	  devices-jax doctor-tensorflow devices-torch doctor-torch doctor-jax devices-tensorflow
 
 PYTEST = $(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)
 test-jax: devices-jax

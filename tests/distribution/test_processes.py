@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return only
 
 
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """The numbers of a script in one process, which is run once."""
+
+    @functools.cache
+    def numbers(script: str) -> Any:
+        directory = tmp_path_factory.mktemp("one")
+        found = run(directory, script, count=1, args=["Single"])
+        assert found["codes"] == [0], found["text"]
+        return np.load(directory / "state.npy")
+
+    return numbers
+
+
 @pytest.mark.parametrize(
     ("script", "kind"),
     [
@@ -60,16 +76,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("zoo.py", "Mirrored"),
     ],
 )
-def test_two_processes_give_the_numbers_of_one(tmp_path: Path, script: str, kind: str) -> None:
+def test_two_processes_give_the_numbers_of_one(
+    tmp_path: Path, one_process: Callable[[str], Any], script: str, kind: str
+) -> None:
     """TOLERANCE: as in `test_devices`; two devices in each process."""
-    states = []
-    for count in (1, 2):
-        directory = tmp_path / str(count)
-        directory.mkdir()
-        found = run(directory, script, count=count, args=[kind if count > 1 else "Single"])
-        assert found["codes"] == [0] * count, found["text"]
-        states.append(np.load(directory / "state.npy"))
-    np.testing.assert_allclose(*states, rtol=0, atol=1e-10)
+    found = run(tmp_path, script, args=[kind])
+    assert found["codes"] == [0, 0], found["text"]
+    several = np.load(tmp_path / "state.npy")
+    np.testing.assert_allclose(several, one_process(script), rtol=0, atol=1e-10)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="the others wait for a second size")
