@@ -139,11 +139,16 @@ def start(network: str, weights: s.Weights) -> State:
     return State(params, extras, first, second, *counts)
 
 
-def build(network: str, weights: s.Weights, many: bool = False) -> s.Step:
+def build(
+    network: str,
+    weights: s.Weights,
+    many: bool = False,
+    options: dict[str, str] | None = None,
+) -> s.Step:
     """The step of a network; or, of `many`, as many of them as the batches that come stacked."""
     state = start(network, weights)
     steps = many_steps if many else one_step
-    train = jax.jit(partial(steps, network), donate_argnums=0)
+    train = jax.jit(partial(steps, network), donate_argnums=0, compiler_options=options)
 
     def step(x: np.ndarray, y: np.ndarray) -> Array:
         nonlocal state
@@ -155,4 +160,8 @@ def build(network: str, weights: s.Weights, many: bool = False) -> s.Step:
 
 def variants(network: str, weights: s.Weights) -> dict[str, s.Step]:
     """The hand-written steps to measure, by name."""
-    return {"jit": build(network, weights)}
+    own_kernels = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+    return {
+        "jit": build(network, weights),
+        "jit, XLA's own kernels": build(network, weights, options=own_kernels),
+    }

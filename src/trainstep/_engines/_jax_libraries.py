@@ -25,7 +25,7 @@ _SUMS = "LIBRARY_FUSION_TYPE_REDUCE"
 _PRODUCTS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 
 # Measured on dense layers of 64 to 2048 units and batches of 32 to 1024 rows.
-_PLAIN = 1 << 26  # multiplications and additions of a product
+_LARGEST_PLAIN = 1 << 26  # multiplications and additions of a product
 _LOOPS = frozenset(["scan", "while"])
 
 
@@ -60,7 +60,7 @@ def _kinds(jaxpr: Any, in_loop: bool) -> Iterable[str]:
             yield "convolution"
         elif name == "dot_general":
             matrices = all(len(v.aval.shape) <= 2 for v in (*eqn.invars, *eqn.outvars))
-            plain = matrices and not in_loop and product_work(eqn) <= _PLAIN
+            plain = matrices and not in_loop and product_work(eqn) <= _LARGEST_PLAIN
             yield "plain" if plain else "other"
         for inner in jex.jaxprs_in_params(eqn.params):
             yield from _kinds(inner, in_loop or name in _LOOPS)
