@@ -154,6 +154,12 @@ def test_memory_is_used_again_and_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(feed._pieces) <= 34
 
 
+def test_there_is_memory_for_each_call_that_waits_unless_it_is_much() -> None:
+    pieces = {size: _jax_feeds._depth(size) for size in (0, 4, 1 << 17, 1 << 20, 1 << 22, 1 << 23)}
+
+    assert pieces == {0: 0, 4: 34, 1 << 17: 34, 1 << 20: 8, 1 << 22: 4, 1 << 23: 0}
+
+
 def test_large_batches_are_not_kept() -> None:
     feed = Feed([0], [np.zeros((1 << 22, 2), "float32")])
     made = feed([np.ones((1 << 22, 2), "float32")])

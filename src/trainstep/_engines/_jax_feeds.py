@@ -30,9 +30,13 @@ from trainstep._source import Source
 
 _SMALL = 8192  # numbers: to cut a larger array out of others takes longer than to hand it over
 _WORD = 4  # bytes of a number of those that share an input
-# How often an input of so many bytes is kept to be used again. JAX lets 32 calls wait; where a
-# batch is larger, its step takes long, and new memory little of it.
-_KEPT = ((1 << 14, 34), (1 << 22, 4))
+# JAX lets 32 calls wait, each with its inputs, and new memory costs as much as several copies to it.
+# So there are pieces for all of them, unless that takes too many bytes: where a batch is so large,
+# its step takes long, and new memory little of it.
+_PIECES = 34
+_FEW = 4
+_KEPT = 1 << 23  # bytes of an input's pieces, if they are more than a few
+_LARGE = 1 << 22  # bytes of an input of which none are kept
 
 
 class Feeds:
@@ -94,6 +98,11 @@ def _shares(argument: Any) -> bool:
     return small and numbers and argument.dtype.itemsize == _WORD
 
 
+def _depth(size: int) -> int:
+    """How many pieces of memory to keep for an input of so many bytes."""
+    return max(_FEW, min(_PIECES, _KEPT // size)) if 0 < size <= _LARGE else 0
+
+
 class Feed:
     """One input of a program, and the arguments that it is made of.
 
@@ -113,7 +122,7 @@ class Feed:
         shape = (self._ends[-1],) if self._is_shared else arguments[0].shape
         self.input = jax.ShapeDtypeStruct(shape, dtype)
         size = self._ends[-1] * dtype.itemsize
-        self._depth = next((depth for most, depth in _KEPT if 0 < size <= most), 0)
+        self._depth = _depth(size)
         # Memory, and the parts of it that the arguments go to; the first was used longest ago.
         self._pieces: deque[tuple[Any, ...]] = deque()
         self._alone = _ALONE + len(arguments)  # references to memory that only its piece holds
@@ -192,8 +201,9 @@ _FREE = """{name}_turn(-1)
 if refcount({name}) > {alone}:
     {name}, {parts} = {name}_more()
 """
-# What was fetched for this batch alone is no other's.
-_LENT = """if is_lent({array}):
+# What was fetched for this batch alone is no other's. It is a part of it; an array that is none of
+# another is told at once.
+_LENT = """if {array}.base is not None and is_lent({array}):
     {name} = {array}
 else:
 {copied}"""
