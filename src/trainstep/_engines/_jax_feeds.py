@@ -30,7 +30,7 @@ from trainstep._source import Source
 
 _SMALL = 8192  # numbers: to cut a larger array out of others takes longer than to hand it over
 _WORD = 4  # bytes of a number of those that share an input
-# JAX lets 32 calls wait, each with its inputs, and new memory costs as much as several copies to it.
+# JAX lets 32 calls wait, each with its inputs, and new memory costs more than the copy to it.
 # So there are pieces for all of them, unless that takes too many bytes: where a batch is so large,
 # its step takes long, and new memory little of it.
 _PIECES = 34
