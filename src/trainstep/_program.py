@@ -126,7 +126,9 @@ class Programs:
         self._objects: dict[int, tuple[Any, set[Key]]] = {}
         self._ways: dict[Any, tuple[Hit, Program, Served | None]] = {}
         self.families: dict[tuple[Any, ...], list[Family]] = {}
-        self.hit, self.loop = Ways()
+        # Kept, since objects also die when the process ends, and names of a module are gone then.
+        self._none = Ways()
+        self.hit, self.loop = self._none
 
     def find(self, key: Key, cells: Any) -> Program | None:
         """The program for this call of a function with this closure, if there is one."""
@@ -205,7 +207,7 @@ class Programs:
     def forget_ways(self) -> None:
         """Forgets the short ways: programs have come or gone."""
         self._ways.clear()
-        self.hit, self.loop = Ways()
+        self.hit, self.loop = self._none
 
     def all(self) -> list[Program]:
         """Every program there is."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from typing import Any
 
 import numpy as np
+import pytest
 
 import trainstep as ts
+from trainstep import _program
 from trainstep.testing import NullEngine, assert_traces
 
 
@@ -71,3 +75,26 @@ def test_the_order_of_keywords_and_keys_costs_nothing() -> None:
         again, more = step({"b": zeros(2), "a": zeros(1)}, q=zeros(4), p=zeros(3))
     assert batch["b"].shape == again["b"].shape == (2,)
     assert rest["p"].shape == more["p"].shape == (3,)
+
+
+def test_an_object_that_dies_with_the_process_takes_its_programs_along_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Scale:
+        factor = 2.0
+
+    step = ts.function(engine=Echo())(lambda scale, x: x)
+    scale = Scale()
+    step(scale, zeros(3))
+    assert len(step._programs) == 1
+
+    unraised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    for name in vars(_program).keys() - {"__builtins__"}:  # as Python does with modules at its end
+        monkeypatch.setitem(vars(_program), name, None)
+    del scale
+    gc.collect()
+    monkeypatch.undo()
+
+    assert not unraised
+    assert not len(step._programs)
