@@ -127,8 +127,8 @@ class Programs:
         self._ways: dict[Any, tuple[Hit, Program, Served | None]] = {}
         self.families: dict[tuple[Any, ...], list[Family]] = {}
         # Kept, since objects also die when the process ends, and names of a module are gone then.
-        self._none = Ways()
-        self.hit, self.loop = self._none
+        self._no_ways = Ways()
+        self.hit, self.loop = self._no_ways
 
     def find(self, key: Key, cells: Any) -> Program | None:
         """The program for this call of a function with this closure, if there is one."""
@@ -207,7 +207,7 @@ class Programs:
     def forget_ways(self) -> None:
         """Forgets the short ways: programs have come or gone."""
         self._ways.clear()
-        self.hit, self.loop = self._none
+        self.hit, self.loop = self._no_ways
 
     def all(self) -> list[Program]:
         """Every program there is."""

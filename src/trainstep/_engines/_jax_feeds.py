@@ -36,7 +36,7 @@ _WORD = 4  # bytes of a number of those that share an input
 _PIECES = 34
 _FEW = 4
 _KEPT = 1 << 23  # bytes of an input's pieces, if they are more than a few
-_LARGE = 1 << 22  # bytes of an input of which none are kept
+_LARGE = 1 << 22  # bytes: of larger inputs, none are kept
 
 
 class Feeds:
@@ -201,8 +201,8 @@ _FREE = """{name}_turn(-1)
 if refcount({name}) > {alone}:
     {name}, {parts} = {name}_more()
 """
-# What was fetched for this batch alone is no other's. It is a part of it; an array that is none of
-# another is told at once.
+# What was fetched for this batch alone is no other's: it is a view of fetched rows. An array that is
+# no view needs no closer look.
 _LENT = """if {array}.base is not None and is_lent({array}):
     {name} = {array}
 else:
