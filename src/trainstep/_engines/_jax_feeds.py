@@ -201,7 +201,7 @@ _FREE = """{name}_turn(-1)
 if refcount({name}) > {alone}:
     {name}, {parts} = {name}_more()
 """
-# What was fetched for this batch alone is no other's: it is a view of fetched rows. An array that is
+# What was fetched for this batch alone is no other's: a view of fetched rows. An array that is
 # no view needs no closer look.
 _LENT = """if {array}.base is not None and is_lent({array}):
     {name} = {array}
