@@ -8,14 +8,14 @@ its engine itself.
 import importlib as _importlib
 import typing as _typing
 
-from trainstep._version import __version__ as __version__
+from trainstep._common.version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
     from trainstep import graph as graph
     from trainstep._doctor import doctor as doctor
     from trainstep._public import *  # noqa: F403
 else:
-    from trainstep._names import NAMES as _NAMES
+    from trainstep._common.public_names import NAMES as _NAMES
 
     __all__ = list(_NAMES)
 

@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Reads the command line and does what it says."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["doctor"]:  # which has arguments of its own, and imports no Keras
-        from trainstep._doctor._command import main as doctor
+        from trainstep._doctor.command import main as doctor
 
         doctor(given[1:])
         return
@@ -33,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_script(script: Path, args: Sequence[str], *, show_ledger: bool) -> None:
     """Runs a script as Python would, with every model that it compiles accelerated."""
-    from trainstep import _scripts
-    from trainstep._ledger import ledger
-    from trainstep._patches import Patches
+    from trainstep._common import run_script as _scripts
+    from trainstep._common.import_hooks import Patches
+    from trainstep._explain.ledger import ledger
 
     patches = Patches(_raise)
     patches.on_import("keras.src.trainers.trainer", functools.partial(_accelerate, patches))
@@ -55,7 +55,7 @@ def _accelerate(patches: Any, module: Any) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-            from trainstep._accelerate import accelerate
+            from trainstep._trainer.accelerate import accelerate
 
             original(self, *args, **kwargs)
             accelerate(self)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from trainstep._background import wait as wait_for_compilation
-from trainstep._engines._null import NullEngine
-from trainstep._engines._padding import filling
-from trainstep._function import Function
+from trainstep._engines.null import NullEngine
+from trainstep._engines.shared.padding import filling
+from trainstep._function.function import Function
+from trainstep._function.sizes.background import wait as wait_for_compilation
 
 __all__ = ["NullEngine", "assert_traces", "filling", "wait_for_compilation"]
 

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from keras import ops
 
 import trainstep as ts
-from trainstep._engines import _jax_feeds
-from trainstep._engines._jax_feeds import Feed, Feeds
-from trainstep._engines._jax_rows import RowTaker, is_lent
-from trainstep._engines._padding import aligned
+from trainstep._engines.jax.tricks import input_buffers
+from trainstep._engines.jax.tricks.input_buffers import Feed, Feeds
+from trainstep._engines.jax.tricks.row_buffers import RowTaker, is_lent
+from trainstep._engines.shared.padding import aligned
 
 KINDS = [
     ("float32", "float32"),
@@ -141,7 +141,7 @@ def test_arrays_that_are_not_contiguous() -> None:
 
 def test_memory_is_used_again_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr(_jax_feeds, "aligned", lambda *how: made.append(1) or aligned(*how))
+    monkeypatch.setattr(input_buffers, "aligned", lambda *how: made.append(1) or aligned(*how))
     quick = ts.function(lambda x, y: ops.sum(x) + ops.sum(y))
     for number in range(300):
         float(quick(filled(number, "float32"), filled(number, "float32")))
@@ -155,7 +155,9 @@ def test_memory_is_used_again_and_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_there_is_memory_for_each_call_that_waits_unless_it_is_much() -> None:
-    pieces = {size: _jax_feeds._depth(size) for size in (0, 4, 1 << 17, 1 << 20, 1 << 22, 1 << 23)}
+    pieces = {
+        size: input_buffers._depth(size) for size in (0, 4, 1 << 17, 1 << 20, 1 << 22, 1 << 23)
+    }
 
     assert pieces == {0: 0, 4: 34, 1 << 17: 34, 1 << 20: 8, 1 << 22: 4, 1 << 23: 0}
 

@@ -17,7 +17,7 @@ if keras.backend.backend() != "jax":
 
 import jax
 
-from trainstep._engines import _jax_libraries as libraries
+from trainstep._engines.jax.tricks import cpu_libraries as libraries
 
 DEFAULT: dict[str, str] = {}
 SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}

@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 from jax import export, lax
 
-from trainstep._engines._base import Refused
-from trainstep._engines._jax_sizes import Assumptions, assuming, true_shape
-from trainstep._engines._masking import evaluate
-from trainstep._engines._masking._bucket import Bucket
+from trainstep._engines.contract import Refused
+from trainstep._engines.jax.masking import evaluate
+from trainstep._engines.jax.masking.bucket import Bucket
+from trainstep._engines.jax.symbolic_sizes import Assumptions, assuming, true_shape
 
 PADDED = {"b": 8, "t": 9}
 SIZES = ({"b": 5, "t": 6}, {"b": 3, "t": 9})

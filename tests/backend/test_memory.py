@@ -35,9 +35,9 @@ def tracked() -> int:
 
 
 RECORDS = (
-    "trainstep._ledger",
-    "trainstep._signature",
-    "trainstep._tokens",
+    "trainstep._explain.ledger",
+    "trainstep._explain.signature",
+    "trainstep._surroundings.equality",
 )  # an entry per trace stays in the ledger
 
 

@@ -26,8 +26,8 @@ from helpers import assert_same, host, normal, values_of
 from keras import layers, ops
 
 import trainstep as ts
-from trainstep._engines import _jax_packs
-from trainstep._engines._jax_packs import pack_of
+from trainstep._engines.jax.tricks import packed_variables
+from trainstep._engines.jax.tricks.packed_variables import pack_of
 
 ROUNDING = {"rtol": 2e-7, "atol": 2e-7}
 X, Y = normal(8, 4), normal(8, 1, seed=1)
@@ -59,7 +59,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(function: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(_jax_packs, "_LARGEST", 0)
+            patch.setattr(packed_variables, "_LARGEST", 0)
             return function()
 
     return run
@@ -109,7 +109,7 @@ def test_the_count_of_an_optimizer_is_pickled_as_a_plain_variable() -> None:
 
 def test_what_another_thread_assigns_while_a_pack_is_made_is_kept() -> None:
     variables = [keras.Variable(float(i), trainable=False) for i in range(3)]
-    pack = _jax_packs.Pack(variables, threading.RLock())
+    pack = packed_variables.Pack(variables, threading.RLock())
     variables[1].assign(7.0)
 
     pack.put_together()
@@ -125,7 +125,7 @@ def test_numbers_of_every_kind_keep_their_bits() -> None:
         np.array([[True], [False]]),
     ]
     variables = [keras.Variable(x, dtype=str(x.dtype), trainable=False) for x in given]
-    _jax_packs.pack(variables, {id(v): "some" for v in variables})
+    packed_variables.pack(variables, {id(v): "some" for v in variables})
     pack = pack_of(variables[0])
 
     @ts.function
@@ -396,7 +396,7 @@ def test_a_dropped_model_takes_its_packs_along() -> None:
 
 
 def test_many_slots_fill_several_packs(monkeypatch: pytest.MonkeyPatch, apart: Any) -> None:
-    monkeypatch.setattr(_jax_packs, "_ROOM", 40)
+    monkeypatch.setattr(packed_variables, "_ROOM", 40)
 
     def run() -> tuple[int, list[np.ndarray]]:
         trainer = trainer_of(model_of(6, 6))

@@ -31,7 +31,7 @@ def test_a_log_file_gets_a_line_per_epoch_with_the_last_retrace(capsys: Any) -> 
 
 def test_a_terminal_gets_a_bar(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr("trainstep._progress._INTERVAL", 0.0)
+    monkeypatch.setattr("trainstep._trainer.progress._INTERVAL", 0.0)
     trainer().fit(X, Y, batch_size=5, epochs=1)
     shown = capsys.readouterr().out
     assert "\x1b[" in shown  # drawn over and over

@@ -26,7 +26,8 @@ from jax import lax
 from keras import layers, ops
 
 import trainstep as ts
-from trainstep._engines import _jax_program, _jax_small
+from trainstep._engines.jax import program as _jax_program
+from trainstep._engines.jax.tricks import single_kernel
 
 ROUNDING = {"rtol": 5e-7, "atol": 5e-7}
 X, Y, LABELS = normal(16, 6), normal(16, 1, seed=1), np.arange(16) % 3
@@ -36,7 +37,7 @@ X, Y, LABELS = normal(16, 6), normal(16, 1, seed=1), np.arange(16) % 3
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The small programs that are compiled; None for one that XLA could not."""
     made: list[Any] = []
-    real = _jax_small.compiled_small
+    real = single_kernel.compiled_small
 
     def noted(lowered: Any, *, at_once: bool) -> Any:
         made.append(real(lowered, at_once=at_once))
@@ -52,7 +53,7 @@ def as_ever(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], An
 
     def run(function: Callable[[], Any]) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(_jax_small, "_WORK", -1)
+            patch.setattr(single_kernel, "_WORK", -1)
             return function()
 
     return run
@@ -348,7 +349,7 @@ def test_a_step_that_takes_nothing_is_compiled_as_ever(compiled: list[Any]) -> N
 def test_what_xla_cannot_compile_so_is_compiled_as_ever(
     compiled: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_jax_small, "_KNOWN", _jax_small._KNOWN | {"sort"})
+    monkeypatch.setattr(single_kernel, "_KNOWN", single_kernel._KNOWN | {"sort"})
 
     found = ts.function(lambda x: ops.sort(x))(X)
 

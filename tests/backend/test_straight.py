@@ -16,7 +16,8 @@ import jax
 from keras import ops
 
 import trainstep as ts
-from trainstep._engines import _jax_calls, _jax_program
+from trainstep._engines.jax import program
+from trainstep._engines.jax.tricks import direct_call
 
 X = np.arange(6, dtype="float32").reshape(2, 3)
 
@@ -27,7 +28,7 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.straight = 0, 0
         self.refuses = False
-        entry, straight = _jax_calls.entry, _jax_calls.straight
+        entry, straight = direct_call.entry, direct_call.straight
 
         def counted_entry(compiled: Any) -> Callable[..., Any]:
             call = entry(compiled)
@@ -50,9 +51,9 @@ class Calls:
             way.names["execute"] = refusing() if self.refuses else run
             return way
 
-        monkeypatch.setattr(_jax_calls, "_MANY", 0)
-        monkeypatch.setattr(_jax_program, "entry", counted_entry)
-        monkeypatch.setattr(_jax_program, "straight", counted_straight)
+        monkeypatch.setattr(direct_call, "_MANY", 0)
+        monkeypatch.setattr(program, "entry", counted_entry)
+        monkeypatch.setattr(program, "straight", counted_straight)
 
 
 def refusing() -> Any:
@@ -177,7 +178,7 @@ def test_a_step_that_returns_keys_gives_no_memory_away(monkeypatch: pytest.Monke
         donated.append(how.get("donate_argnums"))
         return real(*args, **how)
 
-    monkeypatch.setattr(_jax_program.jax, "jit", noted)
+    monkeypatch.setattr(program.jax, "jit", noted)
     total = keras.Variable(np.zeros(3, "float32"))
 
     @ts.function

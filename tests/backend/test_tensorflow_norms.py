@@ -19,7 +19,7 @@ import tensorflow as tf
 from twins import assert_twins, twins
 
 import trainstep as ts
-from trainstep._engines import _tensorflow_norms as norms
+from trainstep._engines.tensorflow.tricks import fused_batch_norm as norms
 
 # Sums of some hundred numbers in another order, five steps in a row: 1e-6 was seen. Not with Adam,
 # which makes steps of rounding errors where a gradient is zero (what a normalization takes away).

@@ -19,9 +19,9 @@ import tensorflow as tf
 
 import trainstep as ts
 from trainstep._engines import Options
-from trainstep._engines import _tensorflow_parts as parts
-from trainstep._engines._tensorflow_layout import Layout, Record
-from trainstep._function import Function
+from trainstep._engines.tensorflow.layout import Layout, Record
+from trainstep._engines.tensorflow.partition import partition as parts
+from trainstep._function.function import Function
 
 DEVICES = ["/CPU:0"] * 3
 

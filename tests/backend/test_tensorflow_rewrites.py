@@ -18,7 +18,7 @@ from keras import layers
 from tensorflow.python.eager import context
 
 import trainstep as ts
-from trainstep._engines._tensorflow_rewrites import rewritten
+from trainstep._engines.tensorflow.tricks.rewrites import rewritten
 
 WINDOWS = [((8, 6), 2), ((7, 9), 2), ((9, 9), 3), ((8, 6), (4, 2)), ((5, 4), (1, 2))]
 

@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import trainstep as ts
-from trainstep._engines import _torch_collectives
-from trainstep._engines._base import Refused
-from trainstep._engines._torch_parts import Rows, partitioned
-from trainstep._engines._torch_shapes import own_sizes, varying_sizes
-from trainstep._engines._torch_sizes import VaryingSizes
+from trainstep._engines.contract import Refused
+from trainstep._engines.torch import collectives
+from trainstep._engines.torch.partition.partition import Rows, partitioned
+from trainstep._engines.torch.partition.shapes import own_sizes, varying_sizes
+from trainstep._engines.torch.symbolic_sizes import VaryingSizes
 
 PROCESSES = 3
 
@@ -107,7 +107,7 @@ def in_parts(
         results[index] = list(found) if isinstance(found, (list, tuple)) else [found]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_torch_collectives, "reduce", together.reduce)
+        patch.setattr(collectives, "reduce", together.reduce)
         threads = [threading.Thread(target=run, args=(index,)) for index in range(PROCESSES)]
         for thread in threads:
             thread.start()

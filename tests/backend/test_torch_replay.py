@@ -19,9 +19,10 @@ from keras import layers
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import trainstep as ts
-from trainstep._engines import _torch_program, _torch_script, _torch_state
-from trainstep._engines._torch_lean import lean
-from trainstep._engines._torch_script import Replay
+from trainstep._engines.torch import program, state
+from trainstep._engines.torch.tricks import torchscript_replay
+from trainstep._engines.torch.tricks.lean_graph import lean
+from trainstep._engines.torch.tricks.torchscript_replay import Replay
 
 Function = Callable[..., Any]
 
@@ -55,7 +56,7 @@ class Plain:
     """In the place of a `Replay`: the record as it is, by Python."""
 
     def __init__(self, module: Any, switches: Any, written: Any) -> None:
-        self.unread = self._run = _torch_script._swapping(module.forward, module, written)
+        self.unread = self._run = torchscript_replay._swapping(module.forward, module, written)
 
     def __call__(self, *inputs: Any) -> Any:
         return self._run(*inputs)
@@ -315,7 +316,7 @@ def test_torchscript_takes_arguments_of_any_kind(function: Function) -> None:
     x = torch.randn(2, 3)
     both_ways(function, x)
     module = lean(make_fx(function)(x))
-    assert_equal(_torch_script.scripted(module)(x), module(x))  # it does not refuse
+    assert_equal(torchscript_replay.scripted(module)(x), module(x))  # it does not refuse
 
 
 def test_what_would_be_left_out_is_refused() -> None:
@@ -323,7 +324,7 @@ def test_what_would_be_left_out_is_refused() -> None:
         torch.randn(2, 3)
     )
     with pytest.raises(NotImplementedError, match="implicit would be left out"):
-        _torch_script.scripted(module)
+        torchscript_replay.scripted(module)
 
 
 # Steps --------------------------------------------------------------------------------------
@@ -390,7 +391,7 @@ def test_a_replay_trains_like_its_record(
         return model.get_weights(), [*logs, *history["loss"], *history["accuracy"]]
 
     weights, logs = trained()
-    monkeypatch.setattr(_torch_program, "Replay", Plain)
+    monkeypatch.setattr(program, "Replay", Plain)
     expected_weights, expected_logs = trained()
     assert logs == expected_logs
     for got, expected in zip(weights, expected_weights, strict=True):
@@ -400,14 +401,14 @@ def test_a_replay_trains_like_its_record(
 def test_torchscript_runs_it() -> None:
     """And not Python, as it would if TorchScript refused."""
     seen = []
-    script = _torch_script.scripted
+    script = torchscript_replay.scripted
 
     def watched(*args: Any) -> Any:
         seen.append(script(*args))
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_torch_script, "scripted", watched)
+        patch.setattr(torchscript_replay, "scripted", watched)
         trainer = ts.Trainer(images(), "adam", "mse")
         x, y = np.ones((4, 8, 8, 1)), np.ones((4, 2))
         trainer.train_on_batch(x, y)
@@ -420,14 +421,14 @@ def test_what_torchscript_refuses_is_replayed_by_python(monkeypatch: pytest.Monk
     def refuse(*_: Any) -> Any:
         raise RuntimeError("an operation that is not known")
 
-    monkeypatch.setattr(_torch_script, "scripted", refuse)
+    monkeypatch.setattr(torchscript_replay, "scripted", refuse)
     step = ts.function(lambda x: x * 2)
     np.testing.assert_array_equal(step(np.ones(3, "float32")), [2, 2, 2])
     np.testing.assert_array_equal(step(np.ones(3, "float32")), [2, 2, 2])
 
 
 def test_a_signal_before_new_values_are_swapped_in_leaves_the_old_ones() -> None:
-    script = _torch_script.scripted
+    script = torchscript_replay.scripted
     count = keras.Variable(0.0)
 
     class Late(RuntimeError):
@@ -446,7 +447,7 @@ def test_a_signal_before_new_values_are_swapped_in_leaves_the_old_ones() -> None
 
     is_late = False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_torch_script, "scripted", late)
+        patch.setattr(torchscript_replay, "scripted", late)
         step = ts.function(lambda x: count.assign_add(x))
         for _ in range(2):
             step(np.float32(1))
@@ -549,9 +550,9 @@ def test_new_values_are_swapped_in_by_python(monkeypatch: pytest.MonkeyPatch) ->
 
     def swap_in(parameters: Any, values: Any) -> None:
         swaps.append(len(parameters := list(parameters)))
-        _torch_state.swap_in(parameters, values)
+        state.swap_in(parameters, values)
 
-    monkeypatch.setattr(_torch_script, "swap_in", swap_in)
+    monkeypatch.setattr(torchscript_replay, "swap_in", swap_in)
     first, second = keras.Variable(1.0), keras.Variable(2.0)
 
     @ts.function

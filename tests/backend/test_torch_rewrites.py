@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import trainstep as ts
-from trainstep._engines._torch_rewrites import pool_where_images_lie, rewritten
+from trainstep._engines.torch.tricks.rewrites import pool_where_images_lie, rewritten
 
 Function = Callable[..., Any]
 

@@ -13,18 +13,18 @@ from helpers import Counted, host, normal, values_of
 from keras import layers, ops
 
 import trainstep as ts
-from trainstep import _site
-from trainstep._control import traced_control_flow
+from trainstep._common import user_code
 from trainstep._engines import Options, Refused, Traced
-from trainstep._state import Recorder, deferred_constants
+from trainstep._state.control_flow import traced_control_flow
+from trainstep._state.scopes import Recorder, deferred_constants
 
 if keras.backend.backend() != "torch":
     pytest.skip("an engine of torch's", allow_module_level=True)
 
 import torch
 
-from trainstep._engines._torch import TorchEngine
-from trainstep._engines._torch_guard import TensorValueNeeded
+from trainstep._engines.torch.engine import TorchEngine
+from trainstep._engines.torch.trace_guard import TensorValueNeeded
 
 B = ("b", None)
 SIZES = (2, 3, 8, 17, 64)
@@ -501,7 +501,7 @@ def test_a_size_that_python_needs_as_a_number_is_refused_with_the_line(
 
     line = asks.__code__.co_firstlineno + 1
     assert f"test_torch_sizes.py:{line}" in str(e.value)
-    assert _site.raised_at(e.value.__traceback__)[0].endswith(f":{line}")
+    assert user_code.raised_at(e.value.__traceback__)[0].endswith(f":{line}")
 
 
 def test_a_recurrent_layer_over_a_time_that_varies_is_refused() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import keras
 import pytest
 
-from trainstep._hearing import hear_only
+from trainstep._engines.tensorflow.listen_filter import hear_only
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the filters are Linux's")
 
@@ -49,7 +49,7 @@ def test_without_a_server_it_says_so() -> None:
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="its runtime binds to all")
 def test_a_port_that_stays_open_is_warned_of() -> None:
-    from trainstep._engines._tensorflow_processes import _hear_only
+    from trainstep._engines.tensorflow.processes import _hear_only
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

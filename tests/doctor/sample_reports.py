@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainstep._advice import FINDINGS
-from trainstep._cures import cure
-from trainstep._doctor._records import NOWHERE, Cause, Note, Site, Span, Trace
-from trainstep._doctor._report import Event, Finding, Function, Report, Small
+from trainstep._doctor.records import NOWHERE, Cause, Note, Site, Span, Trace
+from trainstep._doctor.report import Event, Finding, Function, Report, Small
+from trainstep._explain.advice import FINDINGS
+from trainstep._explain.causes import cure
 
 STEP = Site("train.py", 12, "def train_step(x, y):", "<module>")
 CALL = Site("train.py", 41, "loss = train_step(x, y)", "main")

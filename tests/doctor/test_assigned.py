@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from trainstep._doctor._hooks._assigned import assigned
+from trainstep._doctor.hooks.assignments import assigned
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="no engine in it")
 

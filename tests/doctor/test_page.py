@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from trainstep._doctor._records import Site, Span
-from trainstep._doctor._report import Report
-from trainstep._doctor._show import _html, _page, _source
+from trainstep._doctor.records import Site, Span
+from trainstep._doctor.report import Report
+from trainstep._doctor.show import html, source_lines
+from trainstep._doctor.show import page as _page
 
 from . import sample_reports as samples
 
@@ -273,7 +274,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_source_has_the_line_marked_and_two_on_each_side(file: Path) -> None:
-    parsed = Parsed(_source.sources([Site(str(file), 6, "b = 2")]))
+    parsed = Parsed(source_lines.sources([Site(str(file), 6, "b = 2")]))
 
     assert parsed.text("figcaption", "code") == "user.py:6"
     assert parsed.said.removeprefix("user.py:6") == (
@@ -286,7 +287,7 @@ def test_neighbours_are_one_listing_and_lines_far_apart_have_a_gap(file: Path) -
     file.write_text("\n".join(f"line {i}" for i in range(1, 40)))
     sites = [Site(str(file), line) for line in (30, 4, 5)]
 
-    parsed = Parsed(_source.sources(sites))
+    parsed = Parsed(source_lines.sources(sites))
 
     assert parsed.text("code") == "user.py:4, 5, 30"
     numbers = re.findall(r"^> +(\d+)", parsed.text().removeprefix("user.py:4, 5, 30"), re.M)
@@ -297,7 +298,7 @@ def test_neighbours_are_one_listing_and_lines_far_apart_have_a_gap(file: Path) -
 
 @pytest.mark.parametrize("line", [4, 99])
 def test_a_file_that_has_changed_since_shows_what_was_noted_alone(file: Path, line: int) -> None:
-    parsed = Parsed(_source.sources([Site(str(file), line, "loss = step(x)")]))
+    parsed = Parsed(source_lines.sources([Site(str(file), line, "loss = step(x)")]))
 
     assert parsed.text("mark") == "loss = step(x)"
     assert "import" not in parsed.said
@@ -306,9 +307,9 @@ def test_a_file_that_has_changed_since_shows_what_was_noted_alone(file: Path, li
 def test_a_file_that_is_gone_is_no_error(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.py")
 
-    assert "(the file cannot be read)" in _source.sources([Site(gone, 3)])
-    assert "loss = step(x)" in _source.sources([Site(gone, 3, "loss = step(x)")])
-    assert _source.sources([Site()]) == ""
+    assert "(the file cannot be read)" in source_lines.sources([Site(gone, 3)])
+    assert "loss = step(x)" in source_lines.sources([Site(gone, 3, "loss = step(x)")])
+    assert source_lines.sources([Site()]) == ""
 
 
 @every
@@ -333,7 +334,7 @@ def test_two_reports_of_a_notebook_share_no_ids() -> None:
 
 
 def test_the_style_touches_nothing_outside_of_a_report() -> None:
-    style = (resources.files("trainstep._doctor._show") / "page.css").read_text()
+    style = (resources.files("trainstep._doctor.show") / "page.css").read_text()
     flat = re.sub(r"@media[^{]*\{", "", style)
     selectors = [one.strip() for rule in re.findall(r"([^{}]+)\{", flat) for one in rule.split(",")]
 
@@ -342,12 +343,12 @@ def test_the_style_touches_nothing_outside_of_a_report() -> None:
 
 
 def test_html_is_escaped_unless_it_was_made_here() -> None:
-    inner = _html.tag("b", 'a < "b"')
+    inner = html.tag("b", 'a < "b"')
 
-    assert _html.tag("p", inner, "<i>", title='"') == (
+    assert html.tag("p", inner, "<i>", title='"') == (
         '<p title="&quot;"><b>a &lt; &quot;b&quot;</b>&lt;i&gt;</p>'
     )
-    assert _html.coded("use `a<b>` or `") == "use <code>a&lt;b&gt;</code> or `"
+    assert html.coded("use `a<b>` or `") == "use <code>a&lt;b&gt;</code> or `"
     assert (
-        _html.tag("td", hidden=False, open=True, data_label="x") == '<td open data-label="x"></td>'
+        html.tag("td", hidden=False, open=True, data_label="x") == '<td open data-label="x"></td>'
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from trainstep._advice import FINDINGS
-from trainstep._doctor._records import Site
-from trainstep._doctor._report import Report
-from trainstep._doctor._show import _words as words
-from trainstep._doctor._show._text import text
+from trainstep._doctor.records import Site
+from trainstep._doctor.report import Report
+from trainstep._doctor.show import words
+from trainstep._doctor.show.text import text
+from trainstep._explain.advice import FINDINGS
 
 from . import sample_reports as samples
 

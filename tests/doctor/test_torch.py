@@ -25,7 +25,7 @@ from torch._dynamo.testing import CompileCounter
 
 import trainstep
 from trainstep._doctor import Doctor
-from trainstep._doctor._records import Happened, Trace, read
+from trainstep._doctor.records import Happened, Trace, read
 
 scale = 2.0
 

@@ -21,8 +21,8 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf
 
-from trainstep._doctor._hooks import _tensorflow_xla as hooks
-from trainstep._doctor._hooks._xla_counters import counters
+from trainstep._doctor.hooks import tensorflow_xla as hooks
+from trainstep._doctor.hooks.xla_counters import counters
 
 LOG = {"TF_CPP_VMODULE": "device_compilation_profiler=1", "TF_CPP_MIN_LOG_LEVEL": "0"}
 FOUR = tf.TensorSpec((None, 4), tf.float32)
@@ -183,11 +183,11 @@ def test_without_counters_the_arguments_tell(monkeypatch: pytest.MonkeyPatch) ->
 def test_counters_that_lie_elsewhere_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorflow.python.eager import monitoring
 
-    from trainstep._doctor._hooks import _xla_counters
+    from trainstep._doctor.hooks import xla_counters
 
     for name in ("_ROOT", "_CELL", "_LABELS"):
         with monkeypatch.context() as changed:
-            changed.setattr(_xla_counters, name, getattr(_xla_counters, name) + 3)
+            changed.setattr(xla_counters, name, getattr(xla_counters, name) + 3)
             with pytest.raises((LookupError, OSError, ValueError)):
                 counters(monitoring)
     number, microseconds = counters(monitoring)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import trainstep as ts
-from trainstep._buckets import Buckets
-from trainstep._shapes import Shapes
+from trainstep._function.sizes.buckets import Buckets
+from trainstep._function.sizes.policy import Shapes
 from trainstep.testing import NullEngine
 
 

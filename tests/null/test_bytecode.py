@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainstep._bytecode import changed_at, scan
-from trainstep._paths import Path
+from trainstep._surroundings.bytecode import changed_at, scan
+from trainstep._surroundings.code_paths import Path
 
 alpha = 1.0
 config = {"lr": 1.0, "deep": {"x": 2.0}}

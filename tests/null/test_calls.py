@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import trainstep as ts
-from trainstep import _program
+from trainstep._function import program_cache
 from trainstep.testing import NullEngine, assert_traces
 
 
@@ -90,8 +90,10 @@ def test_an_object_that_dies_with_the_process_takes_its_programs_along_in_silenc
 
     unraised: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", unraised.append)
-    for name in vars(_program).keys() - {"__builtins__"}:  # as Python does with modules at its end
-        monkeypatch.setitem(vars(_program), name, None)
+    for name in vars(program_cache).keys() - {
+        "__builtins__"
+    }:  # as Python does with modules at its end
+        monkeypatch.setitem(vars(program_cache), name, None)
     del scale
     gc.collect()
     monkeypatch.undo()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import trainstep as ts
-from trainstep import _processes
-from trainstep._pulse import Pulse
+from trainstep._distribution import processes
+from trainstep._engines.shared.heartbeat import Pulse
 
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "TF_CONFIG")
 
@@ -45,8 +45,8 @@ class Memory(dict[str, str]):
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
-    monkeypatch.setattr(_processes._engines, "current", lambda: made)
-    monkeypatch.setattr(_processes, "_job", _processes.Processes())
+    monkeypatch.setattr(processes._engines, "current", lambda: made)
+    monkeypatch.setattr(processes, "_job", processes.Processes())
     monkeypatch.setattr(Pulse, "start", lambda self: None)
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import trainstep as ts
-from trainstep._signature import Part, Signature, nearest
+from trainstep._explain.signature import Part, Signature, nearest
 from trainstep.testing import NullEngine, assert_traces
 
 

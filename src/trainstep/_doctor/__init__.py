@@ -5,5 +5,5 @@
 A hook waits for a library to be imported, and never imports one itself.
 """
 
-from trainstep._doctor._session import Doctor as Doctor
-from trainstep._doctor._session import doctor as doctor
+from trainstep._doctor.session import Doctor as Doctor
+from trainstep._doctor.session import doctor as doctor

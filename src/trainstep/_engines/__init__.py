@@ -7,15 +7,15 @@ import importlib
 
 import keras
 
-from trainstep._engines._base import Axes as Axes
-from trainstep._engines._base import Engine as Engine
-from trainstep._engines._base import Executable as Executable
-from trainstep._engines._base import Inlined as Inlined
-from trainstep._engines._base import Options as Options
-from trainstep._engines._base import Refused as Refused
-from trainstep._engines._base import Sizes as Sizes
-from trainstep._engines._base import Traced as Traced
-from trainstep._engines._base import Unread as Unread
+from trainstep._engines.contract import Axes as Axes
+from trainstep._engines.contract import Engine as Engine
+from trainstep._engines.contract import Executable as Executable
+from trainstep._engines.contract import Inlined as Inlined
+from trainstep._engines.contract import Options as Options
+from trainstep._engines.contract import Refused as Refused
+from trainstep._engines.contract import Sizes as Sizes
+from trainstep._engines.contract import Traced as Traced
+from trainstep._engines.contract import Unread as Unread
 
 
 @functools.cache
@@ -27,6 +27,6 @@ def current() -> Engine:
             f"trainstep runs on the Keras backends jax, tensorflow and torch, and this is {name!r}"
             "; set KERAS_BACKEND before Keras is imported"
         )
-    module = importlib.import_module(f"trainstep._engines._{name}")
+    module = importlib.import_module(f"trainstep._engines.{name}.engine")
     engine: Engine = module.make()
     return engine

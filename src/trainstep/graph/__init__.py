@@ -5,30 +5,27 @@ more, compiled once for each set of fetches.
 """
 
 from trainstep.graph import train as train
-from trainstep.graph._branches import cond as cond
 from trainstep.graph._calls import call as call
 from trainstep.graph._calls import identity as identity
 from trainstep.graph._calls import shape as shape
+from trainstep.graph._cond import cond as cond
 from trainstep.graph._draw import draw as draw
 from trainstep.graph._gradients import clip_by_global_norm as clip_by_global_norm
 from trainstep.graph._gradients import clip_by_norm as clip_by_norm
 from trainstep.graph._gradients import clip_by_value as clip_by_value
 from trainstep.graph._gradients import global_norm as global_norm
 from trainstep.graph._gradients import gradients as gradients
-from trainstep.graph._graphs import Graph as Graph
-from trainstep.graph._graphs import get_default_graph as get_default_graph
-from trainstep.graph._graphs import reset_default_graph as reset_default_graph
-from trainstep.graph._loops import while_loop as while_loop
-from trainstep.graph._of import TrainerGraph as TrainerGraph
-from trainstep.graph._of import of as of
+from trainstep.graph._graph import Graph as Graph
+from trainstep.graph._graph import get_default_graph as get_default_graph
+from trainstep.graph._graph import reset_default_graph as reset_default_graph
+from trainstep.graph._of_trainer import TrainerGraph as TrainerGraph
+from trainstep.graph._of_trainer import of as of
 from trainstep.graph._operations import Operation as Operation
 from trainstep.graph._operations import assign as assign
 from trainstep.graph._operations import assign_add as assign_add
 from trainstep.graph._operations import assign_sub as assign_sub
 from trainstep.graph._operations import control_dependencies as control_dependencies
-from trainstep.graph._operations import (
-    global_variables_initializer as global_variables_initializer,
-)
+from trainstep.graph._operations import global_variables_initializer as global_variables_initializer
 from trainstep.graph._operations import group as group
 from trainstep.graph._operations import no_op as no_op
 from trainstep.graph._session import Session as Session
@@ -42,6 +39,7 @@ from trainstep.graph._variables import Variable as Variable
 from trainstep.graph._variables import global_variables as global_variables
 from trainstep.graph._variables import read as read
 from trainstep.graph._variables import trainable_variables as trainable_variables
+from trainstep.graph._while_loop import while_loop as while_loop
 
 __all__ = [
     "Graph",

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from trainstep._errors import ArgumentError
+from trainstep._common.errors import ArgumentError
 from trainstep.graph._tensors import Made, Tensor
 from trainstep.graph._variables import as_tensor
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import keras
 
-from trainstep._errors import ArgumentError
-from trainstep._structure import leaves
-from trainstep.graph._graphs import Graph, get_default_graph
+from trainstep._common.errors import ArgumentError
+from trainstep._common.structure import leaves
+from trainstep.graph._graph import Graph, get_default_graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._plan import resolved
-from trainstep.graph._steps import steps_of
+from trainstep.graph._run_order import steps_of
 from trainstep.graph._svg import picture
 from trainstep.graph._tensors import Made, label, sizes
-from trainstep.graph._walk import needed
+from trainstep.graph._traverse import needed
 
 
 @dataclass

@@ -16,12 +16,12 @@ from typing import Any
 import keras
 from keras import ops
 
+from trainstep._common.errors import ArgumentError
 from trainstep._engines import current
-from trainstep._errors import ArgumentError
-from trainstep._grad import differentiated
-from trainstep._state import discarded
+from trainstep._function.inside.gradients import differentiated
+from trainstep._state.scopes import discarded
 from trainstep.graph._tensors import Made, label, node_of
-from trainstep.graph._walk import downstream, needed, variables_in, with_inner
+from trainstep.graph._traverse import downstream, needed, variables_in, with_inner
 
 Values = dict[int, Any]  # by the id of a tensor
 

@@ -8,12 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from trainstep._errors import ArgumentError
-from trainstep._signature import array_text
-from trainstep.graph._graphs import Graph, plain_name
+from trainstep._common.errors import ArgumentError
+from trainstep._explain.signature import array_text
+from trainstep.graph._graph import Graph, plain_name
 from trainstep.graph._tensors import describe, label, node_of
+from trainstep.graph._traverse import nodes_from, sources_of
 from trainstep.graph._variables import Variable
-from trainstep.graph._walk import nodes_from, sources_of
 
 _FUNCTION = "Session.run"
 

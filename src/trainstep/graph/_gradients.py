@@ -8,8 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from trainstep import _grad
-from trainstep._errors import ArgumentError
+from trainstep._common.errors import ArgumentError
+from trainstep._function.inside import gradients as _grad
 from trainstep.graph._calls import called
 from trainstep.graph._evaluate import Gradients
 from trainstep.graph._tensors import describe

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from trainstep._errors import ArgumentError
+from trainstep._common.errors import ArgumentError
 
 _ALL = slice(None)
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from trainstep._errors import ArgumentError
-from trainstep._optimizer import innermost
+from trainstep._common.errors import ArgumentError
+from trainstep._state.optimizer_slots import innermost
 from trainstep.graph._evaluate import is_new
-from trainstep.graph._graphs import Block, Graph, get_default_graph
+from trainstep.graph._graph import Block, Graph, get_default_graph
 from trainstep.graph._tensors import describe
+from trainstep.graph._traverse import nodes_from
 from trainstep.graph._variables import Variable, as_tensor, variable_of, variables_of
-from trainstep.graph._walk import nodes_from
 
 if TYPE_CHECKING:
     from trainstep.graph._session import Session

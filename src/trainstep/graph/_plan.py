@@ -13,16 +13,16 @@ from typing import Any
 import keras
 from keras import ops
 
-from trainstep import _state
-from trainstep._errors import ArgumentError
+from trainstep._common.errors import ArgumentError
+from trainstep._state import scopes
 from trainstep.graph._evaluate import Computation, Gradients, Values, through
 from trainstep.graph._feeds import by_name, inside
-from trainstep.graph._graphs import Graph
+from trainstep.graph._graph import Graph
 from trainstep.graph._operations import Operation
-from trainstep.graph._steps import steps_of
+from trainstep.graph._run_order import steps_of
 from trainstep.graph._tensors import Made, describe, label, node_of
+from trainstep.graph._traverse import needed, sources_of
 from trainstep.graph._variables import read
-from trainstep.graph._walk import needed, sources_of
 
 _SEED = "seed_generator_state"  # what Keras calls the state of a generator
 
@@ -68,10 +68,10 @@ class Plan:
 
     def __call__(self, *values: Any) -> list[Any]:
         """Runs inside a step: the values of the tensors that are fetched."""
-        if self.steps or _state.recording() is None:  # in a trace of somebody else's
+        if self.steps or scopes.recording() is None:  # in a trace of somebody else's
             return self._run(values)
-        branch, found = _state.apart(lambda: self._run(values))
-        scope = _state.current_scope()
+        branch, found = scopes.apart(lambda: self._run(values))
+        scope = scopes.current_scope()
         for variable in branch.writes.values():
             if variable.name == _SEED:
                 scope.add_update((variable, branch.state_mapping[id(variable)]))
@@ -157,7 +157,7 @@ class Plan:
 
 def _shield(tensors: Sequence[Any], values: Values) -> None:
     """Keeps values from before an update, where that is made in place, as on torch."""
-    around = _state.recording()
+    around = scopes.recording()
     for tensor in tensors:
         if around is not None and not getattr(node_of(tensor).operation, "is_fresh", False):
             values[id(tensor)] = around.shielded(values[id(tensor)])

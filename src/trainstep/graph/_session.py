@@ -12,15 +12,15 @@ from typing import Any
 
 from keras import ops
 
+from trainstep._common.errors import ArgumentError
+from trainstep._common.structure import filled, leaves, structure
 from trainstep._engines import current
-from trainstep._errors import ArgumentError
-from trainstep._function import Function
-from trainstep._ledger import Events, merged
-from trainstep._shapes import Shapes, policy
-from trainstep._state import current_scope
-from trainstep._structure import filled, leaves, structure
+from trainstep._explain.ledger import Events, merged
+from trainstep._function.function import Function
+from trainstep._function.sizes.policy import Shapes, policy
+from trainstep._state.scopes import current_scope
 from trainstep.graph._feeds import check_graph, checks, converter, named, tensor_of
-from trainstep.graph._graphs import Graph, get_default_graph
+from trainstep.graph._graph import Graph, get_default_graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._plan import Plan, resolved
 

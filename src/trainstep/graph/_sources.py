@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from trainstep._errors import ArgumentError
+from trainstep._common.errors import ArgumentError
 from trainstep.graph._tensors import Made, Tensor
 
 

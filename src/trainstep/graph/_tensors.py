@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras.src.ops.node import Node
 
-from trainstep._signature import array_text
-from trainstep.graph._graphs import Graph, get_default_graph
+from trainstep._explain.signature import array_text
+from trainstep.graph._graph import Graph, get_default_graph
 from trainstep.graph._indexing import has_tensors, taken
 
 if TYPE_CHECKING:

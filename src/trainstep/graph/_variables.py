@@ -7,13 +7,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from trainstep._errors import ArgumentError
-from trainstep._signature import array_text
+from trainstep._common.errors import ArgumentError
+from trainstep._explain.signature import array_text
 from trainstep.graph._evaluate import computed
-from trainstep.graph._graphs import Graph, get_default_graph
+from trainstep.graph._graph import Graph, get_default_graph
 from trainstep.graph._sources import Read, fixed, numbers
 from trainstep.graph._tensors import Tensor, describe
-from trainstep.graph._walk import needed, nodes_from, sources_of, variables_in
+from trainstep.graph._traverse import needed, nodes_from, sources_of, variables_in
 
 
 class Variable(Tensor):

@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 
-from trainstep._errors import ArgumentError
-from trainstep._optimizer import innermost, make_known
+from trainstep._common.errors import ArgumentError
+from trainstep._state.optimizer_slots import innermost, make_known
 from trainstep.graph._gradients import gradients
 from trainstep.graph._operations import Operation
 from trainstep.graph._tensors import describe

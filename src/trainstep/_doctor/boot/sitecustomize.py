@@ -34,7 +34,7 @@ class _Waiting:
 def _watch() -> None:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))
     try:
-        from trainstep._doctor._children import watch
+        from trainstep._doctor.child_processes import watch
     finally:
         del sys.path[0]
     watch()

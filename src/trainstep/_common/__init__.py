@@ -1,0 +1,1 @@
+"""What every room uses: errors, nested structures, user code, generated code."""

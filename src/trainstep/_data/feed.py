@@ -1,0 +1,96 @@
+"""Where batches come from: arrays, data sets, loaders, generators; always `(x, y, weights)`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras import tree
+
+from trainstep._common.errors import ArgumentError
+from trainstep._data.arrays import Arrays, in_memory
+from trainstep._data.batch_checks import check_positive, unpacked
+from trainstep._data.protocol import Batch, Feed
+from trainstep._data.streams import PyDatasets, Stream, Stretched
+
+
+def feed(
+    x: Any,
+    y: Any = None,
+    weights: Any = None,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    shuffle: bool = False,
+) -> Feed:
+    """The feed of whatever a person may pass as data."""
+    check_positive("Trainer", batch_size=batch_size, steps_per_epoch=steps)
+    if not _is_source(x):
+        arrays = Arrays((x, y, weights), batch_size, steps, shuffle)
+        return arrays if steps in (None, arrays.steps) else Stretched(arrays, steps)
+    if y is not None or weights is not None:
+        raise ArgumentError(
+            "Trainer",
+            "y" if y is not None else "sample_weight",
+            f"nothing besides a {type(x).__name__}, which yields (x, y, sample_weight) itself",
+            f"a {type(y if y is not None else weights).__name__}",
+            "let the data set yield the targets and weights",
+        )
+    if isinstance(x, keras.utils.PyDataset):
+        return PyDatasets(x, steps, shuffle)
+    if callable(x) and not hasattr(x, "__iter__"):
+        return Stream(lambda: iter(x()), steps)
+    if isinstance(x, Iterator):
+        return Stream(lambda: x, steps)
+    return Stream(lambda: iter(x), steps, _length(x))
+
+
+def apart(x: Any, y: Any, weights: Any) -> Batch:
+    """The same, with `(x, y)` and `(x, y, sample_weight)` in place of x taken apart."""
+    if y is None and isinstance(x, tuple) and 2 <= len(x) <= 3 and not _is_source(x[0]):
+        return unpacked(x)
+    return x, y, weights
+
+
+def split(batch: Batch, fraction: float) -> tuple[Batch, Batch]:
+    """The first and the last part of arrays: for training and for validation."""
+    if _is_source(batch[0]):
+        raise ArgumentError(
+            "Trainer.fit",
+            "validation_split",
+            "arrays, which can be cut",
+            f"a {type(batch[0]).__name__}",
+            "pass `validation_data`",
+        )
+    batch = in_memory(batch)
+    count = len(tree.flatten(batch)[0])
+    at = math.floor(count * (1.0 - fraction))
+    if not 0 < at < count:
+        raise ArgumentError(
+            "Trainer.fit",
+            "validation_split",
+            f"a fraction that leaves samples on both sides of {count}",
+            f"{fraction}",
+            "choose another, or pass `validation_data`",
+        )
+    first: Any = tree.map_structure(lambda a: None if a is None else a[:at], batch)
+    last: Any = tree.map_structure(lambda a: None if a is None else a[at:], batch)
+    return first, last
+
+
+def _is_source(x: Any) -> bool:
+    """Whether `x` yields batches, rather than being an array or a structure of arrays."""
+    if isinstance(x, (keras.utils.PyDataset, Iterator)):
+        return True
+    if isinstance(x, (list, tuple, dict)) or hasattr(x, "shape") or hasattr(x, "__array__"):
+        return False
+    return hasattr(x, "__iter__") or callable(x) or hasattr(x, "__getitem__")
+
+
+def _length(x: Any) -> int | None:
+    try:
+        return len(x)
+    except TypeError:  # a data set of unknown or infinite length
+        return None

@@ -1,0 +1,342 @@
+"""TensorFlow: a step becomes one graph that reads the variables first and assigns them last.
+
+While tracing, a Keras variable's value is a plain tensor (`_tensorflow_state.py`), so the step is
+pure. The assignments wait for everything else in the graph: if any operation fails, no variable has
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework.ops import EagerTensor
+
+from trainstep._common.codegen import Source
+from trainstep._common.errors import calls_the_host
+from trainstep._engines.contract import (
+    Axes,
+    Executable,
+    Loss,
+    Options,
+    Sizes,
+    Step,
+    Taker,
+    Tensor,
+    Traced,
+    Variable,
+    Wanted,
+    assign_each,
+    chosen,
+    is_wanted,
+    plain_taker,
+)
+from trainstep._engines.shared.host_function import Host, HostFunction, Results, surfacing
+from trainstep._engines.tensorflow.host import host_call
+from trainstep._engines.tensorflow.state import let_go, prepare, variable_methods
+from trainstep._engines.tensorflow.tricks.fused_batch_norm import FusedNorms
+from trainstep._engines.tensorflow.tricks.rewrites import rewritten
+from trainstep._engines.tensorflow.unknown_sizes import lengths, unknown_sizes
+from trainstep._engines.tensorflow.unknown_sizes import specs as sizes_unknown
+from trainstep._state.scopes import Branch, Recorder
+
+_TOGETHER = 256  # rows that become tensors in one operation
+_LARGE = 1 << 14  # bytes of a row that becomes one by itself
+
+
+class TensorFlowEngine:
+    """The engine for Keras on TensorFlow."""
+
+    name = "tensorflow"
+    compiles_at_first_run = True
+    compilers: tuple[str, ...] = ("graph", "xla")
+    hears_signals = False
+    branches_by_value = False
+    loops_have_gradients = True
+    one_apart = False
+    waits = True
+    sizes = "dynamic"
+    idle_text = Source("executing_eagerly()", {"executing_eagerly": tf.executing_eagerly})
+
+    array_types: tuple[type, ...] = (EagerTensor,)
+
+    def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
+        from trainstep._engines.tensorflow.layout import layout
+
+        return layout(kind, devices)
+
+    def launched(self) -> tuple[str, int, int] | None:
+        return None
+
+    def connect(
+        self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
+    ) -> Any:
+        from trainstep._engines.tensorflow.processes import connect
+
+        return connect(address, count, index, timeout=timeout)
+
+    def told(self, value: Any) -> Any:
+        return _group().told(value)
+
+    def whole(self, variable: Any) -> Any:
+        return keras.ops.convert_to_numpy(variable.value)
+
+    def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
+        assign_each(variables, values)
+
+    def rows(self, array: Any) -> Iterable[Any]:
+        # Of large rows, a copy more takes longer. What no step takes is told by who checks batches.
+        plain = array.dtype.kind in "fiub" and array.dtype.itemsize <= 8
+        if array[:1].nbytes > _LARGE or not plain:
+            yield from array
+            return
+        for start in range(0, len(array), _TOGETHER):
+            yield from tf.unstack(_eager(array[start : start + _TOGETHER]))
+
+    def taker(self, array: Any) -> Taker:
+        return plain_taker(array)
+
+    def draws(self) -> Any:
+        return None
+
+    def set_draws(self, state: Any) -> None:
+        """There is none."""
+
+    def preempted(self, step: int, asked: bool) -> bool:
+        return any(_group().gathered(asked))
+
+    def canonical(self, dtype: str) -> str:
+        return dtype
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return x.shape if type(x) is np.ndarray else x._shape_tuple()  # type: ignore[no-any-return]
+
+    def is_tensor(self, x: Any) -> bool:
+        return isinstance(x, (tf.Tensor, tf.IndexedSlices, np.ndarray, np.generic))
+
+    def tensor(self, x: Any) -> Tensor:
+        return tf.convert_to_tensor(x)
+
+    def disk_hits(self) -> int:
+        return 0
+
+    def same_draws(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # its draws are those of seeds, which are state
+
+    def place(self) -> Any:
+        return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+    def idle(self) -> bool:
+        return tf.executing_eagerly()  # type: ignore[no-any-return]
+
+    def inlines(self, function: str) -> bool:
+        return True  # a plain `tf.function`: the step's operations become part of it
+
+    def asks_for_a_value(self, error: BaseException) -> bool:
+        return (
+            isinstance(error, tf.errors.OperatorNotAllowedInGraphError)
+            or (
+                isinstance(error, (TypeError, NotImplementedError))
+                and any(word in str(error) for word in ("ymbolic", "eager execution"))
+            )
+            or (isinstance(error, AttributeError) and "numpy" in str(error))
+        )
+
+    def trace(
+        self,
+        step: Step,
+        leaves: Sequence[Any],
+        recorder: Recorder,
+        options: Options,
+        axes: Axes | None = None,
+    ) -> Traced:
+        writes: list[Variable] = []
+        stand_ins: list[Tensor] = []
+        record: list[Any] = []
+        norms = FusedNorms()
+
+        def body(*tensors: Tensor) -> list[Tensor]:
+            graph = tf.compat.v1.get_default_graph()
+            prepare(recorder, graph, stand_ins)
+            outputs = [tf.convert_to_tensor(x) for x in step(tensors)]
+            new = recorder.new_values()
+            norms.settle(graph)
+            effects = [
+                op
+                for op in graph.get_operations()
+                if op.op_def.is_stateful and op.type != "ReadVariableOp"
+            ]
+            writes.extend(recorder.writes.values())
+            if options.layout is None:
+                _commit(writes, new, [*outputs, *effects])
+            else:
+                record.append((graph, tensors, outputs, new, effects))
+            return outputs
+
+        specs = [tf.TensorSpec(x.shape[bool(options.repeat) :], x.dtype) for x in leaves]
+        if axes is not None:
+            specs = sizes_unknown(leaves, axes)
+        try:
+            by_graph = options.layout is None and options.optimize in ("auto", "trace")
+            fusing = norms.recording() if by_graph else nullcontext()
+            with recorder, fusing, lengths(), nullcontext() if axes is None else unknown_sizes():
+                concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
+        finally:
+            let_go(recorder.home, stand_ins)
+
+        hosts = recorder.hosts
+        if options.layout is not None:
+            if hosts:
+                raise calls_the_host()
+            return _spread(record[0], leaves, axes, recorder, options)
+        if options.repeat:
+            specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
+
+        def build(compiler: str, bucket: Sizes | None = None) -> Executable:
+            jit = compiler == "xla"
+            step = rewritten(concrete) if jit else concrete
+            if options.repeat:
+                step = partial(_repeated, step, options.repeat)
+            elif not jit:
+                return _executable(step, hosts)
+            whole = tf.function(partial(step), autograph=False, jit_compile=jit)
+            run = _executable(whole.get_concrete_function(*specs), hosts)
+            run.step = step  # type: ignore[attr-defined]  # TensorFlow forgets what nobody has
+            return run
+
+        compilers = ("graph",) if hosts else self.compilers  # XLA cannot call the host
+        return Traced(list(recorder.reads.values()), writes, build, compilers=compilers)
+
+    def differentiate(
+        self, call: Loss, variables: Wanted, leaves: Sequence[Tensor], *, each: bool = False
+    ) -> tuple[Tensor, Any, list[Any], list[Any]]:
+        sources: dict[int, Tensor] = {}
+        wanted = is_wanted(variables)
+
+        def lift(variable: Variable, value: Tensor) -> Tensor:
+            if not wanted(variable) or not value.dtype.is_floating:
+                return value
+            # Where the differentiation is, even if the read is in a branch, which captures it.
+            with nullcontext() if branch.home is None else branch.home.as_default():
+                source = sources[id(variable)] = tf.identity(value)
+            if "assign" in getattr(value, "__dict__", ()):  # an optimizer may be applied inside
+                source.__dict__.update(variable_methods(source, variable))
+            tape.watch(source)
+            return source
+
+        leaves = [tf.identity(leaf) for leaf in leaves]
+        branch = Branch(lift, self.place)
+        with tf.GradientTape(persistent=each, watch_accessed_variables=False) as tape:
+            tape.watch(leaves)
+            with branch:
+                value, aux = call(leaves)
+        for source in sources.values():
+            getattr(source, "__dict__", {}).clear()  # see `let_go`
+        variables = chosen(variables, [branch.held[key] for key in sources])
+        branch.give_back(branch.new_values())
+        found = [sources.get(id(v)) for v in variables]
+        known = [source for source in found if source is not None]
+        by_variable: list[Any] = []
+        by_leaf: list[Any] = []
+        for one in value if each else [value]:
+            by_source = iter(tape.gradient(one, [*known, *leaves], unconnected_gradients="zero"))
+            by_variable.append(
+                [
+                    tf.zeros_like(branch.outer_value(v))
+                    if source is None
+                    else tf.convert_to_tensor(next(by_source))
+                    for v, source in zip(variables, found, strict=True)
+                ]
+            )
+            by_leaf.append([tf.convert_to_tensor(g) for g in by_source])
+        if not each:
+            (by_variable,), (by_leaf,) = by_variable, by_leaf
+        return value, aux, by_variable, by_leaf
+
+    def host_call(
+        self, fn: HostFunction, tensors: Sequence[Tensor], results: Results
+    ) -> list[Tensor]:
+        return host_call(fn, tensors, results)
+
+
+def _spread(
+    record: Any, leaves: Sequence[Any], axes: Axes | None, recorder: Recorder, options: Options
+) -> Traced:
+    """A recorded step, spread over several devices."""
+    from trainstep._engines.tensorflow.layout import Record
+
+    reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
+    given = [leaf[0] for leaf in leaves] if options.repeat else leaves
+    every = list({id(v): v for v in (*reads, *writes)}.values())
+    concrete = options.layout.spread(Record(*record), given, axes, partial(_commit, writes), every)
+
+    def build(compiler: str, bucket: Sizes | None = None) -> Executable:
+        run = options.layout.guarded(_executable(concrete, ()))
+        return _in_turn(run, options.repeat) if options.repeat else run
+
+    return Traced(reads, writes, build, compilers=("graph",))
+
+
+def _in_turn(step: Executable, count: int) -> Executable:
+    """A step of several devices made into several, one after the other."""
+
+    def steps(leaves: Sequence[Any]) -> list[Tensor]:
+        results = [step([leaf[index] for leaf in leaves]) for index in range(count)]
+        return [tf.stack(outputs) for outputs in zip(*results, strict=True)]
+
+    return steps
+
+
+def _commit(writes: Sequence[Variable], new: Sequence[Tensor], before: Sequence[Any]) -> None:
+    """Assigns new values, when all of them and everything else is there."""
+    with tf.control_dependencies([*new, *before]):
+        settled = tf.no_op("settled")
+    with tf.control_dependencies([settled]):
+        for variable, value in zip(writes, new, strict=True):
+            variable._value.assign(value, read_value=False)
+
+
+def _group() -> Any:
+    from trainstep._engines.tensorflow.processes import group
+
+    return group()
+
+
+def make() -> TensorFlowEngine:
+    """The engine."""
+    return TensorFlowEngine()
+
+
+def _repeated(step: Any, count: int, *stacked: Tensor) -> list[Tensor]:
+    """A step made into several, one after the other."""
+    results: list[Any] = []
+    graph = tf.compat.v1.get_default_graph()
+    for index in range(count):
+        # Also where no variable makes one wait for the other: they may call the host.
+        with tf.control_dependencies(graph.get_operations()):
+            results.append(step(*(x[index] for x in stacked)))
+    return [tf.stack(outputs) for outputs in zip(*results, strict=True)]
+
+
+def _eager(array: Any) -> Tensor:
+    """A tensor of a NumPy array; what `tf.constant` comes down to, which takes twice as long."""
+    # A copy: TensorFlow takes memory that is aligned as it is, and a variable may keep it.
+    return EagerTensor(array.copy(), context.context().device_name, None)
+
+
+def _executable(concrete: Any, hosts: Sequence[Host]) -> Executable:
+    # Past the layers that match Python arguments to the graph's: ours are in order already.
+    call, captured = concrete._inference_function.call_flat, concrete.captured_inputs
+
+    def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
+        tensors = [x if type(x) is EagerTensor else _eager(x) for x in leaves]
+        return call(*tensors, *captured)  # type: ignore[no-any-return]
+
+    run.graph = concrete  # type: ignore[attr-defined]  # the function lives as long as this does
+    return surfacing(run, hosts) if hosts else run

@@ -1,0 +1,1 @@
+"""A recorded graph cut into one part per device."""

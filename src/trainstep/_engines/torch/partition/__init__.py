@@ -1,0 +1,1 @@
+"""A recorded graph cut into the part of one process."""

@@ -1,0 +1,109 @@
+"""torch: a recorded step, compiled or replayed, and Python's part in running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from trainstep._engines.contract import Executable, Tensor, Variable
+from trainstep._engines.shared.host_function import Host
+from trainstep._engines.torch.host import new_token
+from trainstep._engines.torch.state import as_tensor, set_grad_enabled, value_of, write_back
+from trainstep._engines.torch.tricks.rewrites import rewritten
+from trainstep._engines.torch.tricks.torchscript_replay import Replay
+
+
+def _switches(reads: list[Variable], writes: list[Variable]) -> list[int]:
+    """The places of single bools that a step reads and leaves as they are."""
+    return [
+        place
+        for place, variable in enumerate(reads)
+        if variable._value.dtype == torch.bool
+        and variable._value.numel() == 1
+        and variable._value.device.type == "cpu"
+        and not any(variable is written for written in writes)
+    ]
+
+
+def build(
+    module: Any,
+    reads: list[Variable],
+    writes: list[Variable],
+    tensors: list[Tensor],
+    compiler: str,
+    *,
+    hosts: Sequence[Host],
+    as_is: bool,
+) -> Executable:
+    """What runs a recorded step on its variables where they are.
+
+    Args:
+        module: The record, of the variables and the arguments.
+        reads: The variables that it reads, in the order of its inputs.
+        writes: Those that it writes, in the order of its outputs.
+        tensors: Examples of the arguments.
+        compiler: `"inductor"`, or `"graph"` to replay it.
+        hosts: The functions on the host that it calls.
+        as_is: Whether it is for these sizes alone.
+    """
+    if compiler == "graph" and as_is and not hosts:  # all that it does are operations
+        with torch.no_grad():
+            return _Replayed(module, reads, writes)
+    call: Callable[..., Any] = module.forward
+    token = [new_token()] if hosts else []
+    if compiler == "inductor":
+        state = [v._value.detach() for v in reads]
+        with torch.no_grad():
+            call = torch._inductor.compile(rewritten(module), [*state, *tensors, *token])
+    outputs = slice(len(writes), -1 if hosts else None)
+
+    def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
+        arrays = _arrays(leaves)
+        enabled = torch.is_grad_enabled()
+        # Not `torch.no_grad`, which is Python: Ctrl-C inside it would leave gradients turned off.
+        try:
+            set_grad_enabled(False)
+            results = call(*map(value_of, reads), *arrays, *token)
+            write_back(writes, results)
+        finally:
+            set_grad_enabled(enabled)
+        return results[outputs]  # type: ignore[no-any-return]
+
+    run.hosts = hosts  # type: ignore[attr-defined]  # they live as long as this does
+    return run
+
+
+def _arrays(leaves: Sequence[Any]) -> list[Tensor]:
+    return [x.contiguous() if type(x) is torch.Tensor else as_tensor(x) for x in leaves]
+
+
+class _Replayed:
+    """Runs a recorded step whose sizes are fixed, and that calls nothing on the host."""
+
+    def __init__(self, module: Any, reads: list[Variable], writes: list[Variable]) -> None:
+        places = {id(variable): place for place, variable in enumerate(reads)}
+        last = [v for v in writes if id(v) not in places]  # written, and not read
+        inputs = len(module.graph.find_nodes(op="placeholder"))
+        places |= {id(v): inputs + place for place, v in enumerate(last)}
+        self._replay = Replay(module, _switches(reads, writes), [places[id(v)] for v in writes])
+        self._reads, self._last = reads, last
+
+    def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
+        return self._run(self._replay, leaves)
+
+    def unread(self, leaves: Sequence[Any]) -> None:
+        """Runs the step for what it writes alone."""
+        self._run(self._replay.unread, leaves)
+
+    def _run(self, replay: Callable[..., Any], leaves: Sequence[Any]) -> Sequence[Tensor]:
+        arrays = _arrays(leaves)
+        enabled = torch.is_grad_enabled()
+        try:
+            set_grad_enabled(False)
+            return replay(  # type: ignore[no-any-return]
+                *map(value_of, self._reads), *arrays, *map(value_of, self._last)
+            )
+        finally:
+            set_grad_enabled(enabled)

@@ -1,0 +1,195 @@
+"""torch: a recorded step that computes the same with fewer operations.
+
+To replay an operation on a few numbers takes a microsecond or more, however little it computes.
+Keras computes with numbers that are the same at each step (the size of a batch, a division that
+asks for zero), with some of them twice, and a record clones whatever is updated in place. All of
+that goes; no number changes by a bit.
+
+What is known of a value holds at any time only if nothing updates its memory. So optimizers'
+updates of whole lists are first made new values, and at the end, where those are nobody else's,
+updates again. Whatever else is updated in place is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from trainstep._engines.torch.tricks.foreach_updates import update_anew, update_in_place
+from trainstep._engines.torch.tricks.forget_sources import forgotten
+from trainstep._engines.torch.tricks.graph_facts import (
+    are_alike,
+    example,
+    is_steady,
+    leaving,
+    outputs,
+    owner,
+    reads,
+    stand_in,
+    steady_operations,
+    updated_memory,
+)
+
+_aten = torch.ops.aten
+_LARGEST = 4096  # numbers in a constant that is kept
+
+# Operations whose result does not depend on the numbers that they are given.
+_FILLING = {
+    _aten.full.default,
+    _aten.full_like.default,
+    _aten.ones.default,
+    _aten.ones_like.default,
+    _aten.scalar_tensor.default,
+    _aten.zeros.default,
+    _aten.zeros_like.default,
+}
+
+
+def lean(module: GraphModule, known: Mapping[int, bool] | None = None) -> GraphModule:
+    """The same step, with less to do.
+
+    Args:
+        module: The step.
+        known: The values that some of its inputs always have, by their places.
+    """
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    result = forgotten(GraphModule(module, graph))
+    update_anew(graph)
+    _fold(result, known or {})
+    _share(graph)
+    _divide_plainly(graph)
+    _drop_copies(graph)
+    graph.eliminate_dead_code()
+    update_in_place(graph)
+    result.recompile()
+    return forgotten(result)
+
+
+def without_outputs(module: GraphModule, count: int) -> GraphModule:
+    """The same step, with the first so many of its results; what is not known to matter stays."""
+    graph = Graph()
+    results: Any = graph.graph_copy(module.graph, {})
+    graph.output(results[:count])
+    updated = updated_memory(graph)
+    graph.eliminate_dead_code(lambda node: node.is_impure() or not is_steady(node, updated))
+    return forgotten(GraphModule(module, graph))
+
+
+# What is the same at each step ----------------------------------------------------------------
+
+
+def _fold(module: GraphModule, inputs: Mapping[int, bool]) -> None:
+    """Computes now what depends on constants alone, or on inputs that are known."""
+    graph = module.graph
+    places = enumerate(graph.find_nodes(op="placeholder"))
+    known = {
+        node: torch.full(example(node).shape, inputs[place])
+        for place, node in places
+        if place in inputs
+    }
+    known |= {node: getattr(module, node.target) for node in graph.find_nodes(op="get_attr")}
+    for node in steady_operations(graph):
+        value = _value(node, known) if _is_short(example(node)) else None
+        if value is not None:
+            known[node] = value
+        elif (same := _chosen(node, known)) is not None:
+            node.replace_all_uses_with(same)
+    for node, value in known.items():
+        if node.op == "call_function" and any(user not in known for user in node.users):
+            name = f"_known_{node.name}"
+            module.register_buffer(name, value)
+            with graph.inserting_before(node):
+                constant = graph.get_attr(name)
+            constant.meta.update(node.meta)
+            node.replace_all_uses_with(constant)
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() <= _LARGEST
+
+
+def _value(node: Node, known: dict[Node, Any]) -> Any:
+    """What a node computes, if that can be told."""
+    given = node.all_input_nodes
+    if node.target in _FILLING:
+        values = {each: stand_in(example(each)) for each in given}
+    elif given and all(each in known for each in given):
+        values = known
+    else:
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    return node.target(*args, **kwargs)
+
+
+def _chosen(node: Node, known: dict[Node, Any]) -> Node | None:
+    """The value that a node only passes on, if it does."""
+    same: Any = None
+    if node.target is _aten.where.self and node.args[0] in known:
+        condition = known[node.args[0]]
+        if condition.numel() == 1:
+            same = node.args[1] if condition.item() else node.args[2]
+    elif node.target is _aten.pow.Tensor_Scalar and node.args[1] == 1:
+        same = node.args[0]
+    return same if isinstance(same, Node) and are_alike(same, node) else None
+
+
+# What is there already ------------------------------------------------------------------------
+
+
+def _share(graph: Graph) -> None:
+    """Computes everything once."""
+    seen: dict[Any, Node] = {}
+    for node in steady_operations(graph):
+        # As text: 1, 1.0 and True are equal, and not the same.
+        first = seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+    graph.eliminate_dead_code()
+
+
+def _divide_plainly(graph: Graph) -> None:
+    """Takes out what keeps zero out of a quotient that is not used then.
+
+    `where(zero, 0, x / where(zero, 1, y))`: a derivative of it needs both, its value one.
+    """
+    updated = updated_memory(graph)
+    for node in graph.find_nodes(op="call_function", target=_aten.where.self):
+        zero, _, quotient = node.args
+        if not isinstance(quotient, Node) or quotient.target is not _aten.div.Tensor:
+            continue
+        x, divisor = quotient.args
+        if (
+            isinstance(divisor, Node)
+            and divisor.target is _aten.where.self
+            and divisor.args[0] is zero
+            and all(is_steady(each, updated) for each in (node, quotient, divisor))
+            and reads(node, quotient) == 1
+            and len(quotient.users) == 1
+            and isinstance(divisor.args[2], Node)
+            and are_alike(divisor, divisor.args[2])
+            and are_alike(divisor, quotient)
+            and are_alike(divisor, node)
+        ):
+            quotient.args = (x, divisor.args[2])
+
+
+def _drop_copies(graph: Graph) -> None:
+    """Takes copies out, but for those that make an output memory of its own."""
+    updated = updated_memory(graph)
+    for node in list(graph.nodes):
+        if node.target is not _aten.clone.default or not is_steady(node, updated):
+            continue
+        source = node.args[0]
+        if not are_alike(node, source):
+            continue
+        if node in leaving(graph):
+            others = {owner(output) for output in outputs(graph)} - {node}
+            is_new = source.op == "call_function" and owner(source) is source
+            if not is_new or source in others:
+                continue
+        node.replace_all_uses_with(source)

@@ -1,0 +1,1 @@
+"""Why a trace happened, in words: signatures, the ledger, causes and cures."""

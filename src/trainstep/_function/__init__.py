@@ -1,0 +1,1 @@
+"""`trainstep.function`: from a call to a compiled program and back."""

@@ -1,0 +1,309 @@
+"""A missing program: checked, announced, traced, compiled, entered in the ledger.
+
+    values --declared?----> ArgumentError
+           --sizes vary?--> a record for all of them, or the one that there is
+           --limit?-------> RetraceLimitError, carrying the entry
+           --trace--> the step as the engine recorded it --compile--> Program --> ledger, cache
+
+The programs of a record for sizes that vary are made in `_sized`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainstep._common import user_code
+from trainstep._common.errors import RetraceLimitError
+from trainstep._engines import Engine, Executable, Options, Refused, Sizes, Traced
+from trainstep._explain.ledger import TraceEvent
+from trainstep._function.arguments import Arguments, Key
+from trainstep._function.declared_signature import Declared
+from trainstep._function.dtypes import Dtypes
+from trainstep._function.measure_compilers import Tuned
+from trainstep._function.parameters import Parameters
+from trainstep._function.policies import Policies
+from trainstep._function.program_cache import Program
+from trainstep._function.shared_programs import shared
+from trainstep._function.sizes.families import Call, Sized
+from trainstep._function.sizes.family import Family
+from trainstep._function.sizes.pattern import Pattern
+from trainstep._function.sizes.policy import Shapes, Varying
+from trainstep._function.trace_reason import Announcer
+from trainstep._function.tracer import Record, Tracer
+from trainstep._state.locks import domain_of
+
+# One trace at a time: tracing builds layers and runs the user's Python, which is not ours to
+# run twice at once. Hits do not take it.
+_tracing = threading.RLock()
+
+
+class Compiler:
+    """Makes the programs of one function."""
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        engine: Engine,
+        options: Options,
+        policies: Policies,
+        shapes: Shapes,
+        dynamic: Mapping[str, Any] | None,
+        signature: Sequence[Any] | None,
+        check: Callable[..., None] | None,
+        batches: bool,
+        uses: Callable[[], Sequence[Any]],
+        max_traces: int | None,
+    ) -> None:
+        self.name = name
+        self.parameters = Parameters(fn)
+        self.arguments = Arguments(engine)
+        names = self.parameters.names
+        self._declared = (
+            None if signature is None else Declared(name, names, signature, engine.canonical)
+        )
+        declared = {} if self._declared is None else self._declared.dtypes()
+        self._dtypes = Dtypes(name, self.arguments, names, declared)
+        varying = Varying(dynamic, names)
+        if self._declared is not None:
+            self._declared.tell_sizes(varying)
+        described = (self._declared and repr(self._declared), repr(dynamic), repr(shapes))
+        settings = (options, engine.name, max_traces, *described)
+        self.cells: Any = _closure(fn)
+        kept = shared(fn, name, shapes.max_programs, policies, settings)
+        self.programs, self.ledger, self.guard = kept
+        self._engine = engine
+        self._options = options
+        self._tracer = Tracer(
+            name,
+            fn,
+            self.guard.around(fn),
+            self.parameters,
+            self.arguments,
+            engine=engine,
+            options=options,
+            policies=policies,
+            uses=uses,
+            batches=batches,
+        )
+        self._check = check
+        self._max_traces = max_traces
+        self._written: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._sized = Sized(
+            name,
+            _for_options(shapes, options),
+            varying,
+            engine=engine,
+            programs=self.programs,
+            ledger=self.ledger,
+            one_trace=max_traces == 1,
+            ahead=max_traces is None and engine.one_apart and _is_shared(options),
+            cells=self.cells,
+        )
+        self._announcer = Announcer(name, self.programs, self.ledger, self._sized, self.cells)
+
+    def written(self) -> list[Any]:
+        """The variables that the programs write, in the order in which they were first seen."""
+        return list(self._written.values())
+
+    def flatten(self, values: Sequence[Any]) -> tuple[Key, list[Any]]:
+        """The key of a call and its arrays."""
+        if self._declared is not None:
+            values = self._declared.conform(values)
+        try:
+            return self._dtypes.conform(*self.arguments.flatten(values), values)
+        except (TypeError, ValueError):
+            for _ in self.arguments.parts(self.name, self.parameters.names, values):
+                pass  # raises an ArgumentError that names the culprit
+            raise
+
+    def program(self, values: Sequence[Any]) -> Program:
+        """The program for a call that has not been made before."""
+        site = user_code.caller()
+        key, leaves = self.flatten(values)
+        program = self._sized.find(key)  # another size; nothing is traced, so no lock is needed
+        if program is not None:
+            return program
+        with _tracing:
+            # Another thread may have been faster.
+            program = self.programs.find(key, self.cells) or self._sized.find(key)
+            if program is not None:
+                return program
+            call = self._describe(values, key, leaves, site)
+            return self._sized.compiled(call) or self._traced(call)
+
+    def warm_up(self, values: Sequence[Any], *, smaller: bool) -> None:
+        """Makes the program for a call ahead of time, and those for smaller sizes if asked to."""
+        site = user_code.caller()
+        with _tracing:
+            key, leaves = self.flatten(values)
+            call = self._describe(values, key, leaves, site)
+            if smaller:
+                self._sized.expect(call)
+            known = self.programs.find(key, self.cells) or self._sized.find(key)
+            if known is None or smaller:
+                _ = self._sized.compiled(call) or self._traced(call)
+            if smaller:
+                self._sized.warm_up(call)
+
+    def sizes(self, values: Sequence[Any]) -> dict[str, int]:
+        """The sizes of a call that may vary, by name."""
+        key, leaves = self.flatten(values)
+        return self._sized.sizes(self._describe(values, key, leaves, ""))
+
+    def _describe(self, values: Sequence[Any], key: Key, leaves: Sequence[Any], site: str) -> Call:
+        if self._declared is not None:
+            values = self._declared.conform(values)
+        parts = self.arguments.parts(self.name, self.parameters.names, values)
+        return Call(values, key, leaves, self._dtypes.parts(key, parts), site)
+
+    def _traced(self, call: Call) -> Program:
+        """Runs the user's Python: for all sizes if they vary, or for the shapes of this call."""
+        if self._declared is not None:
+            self._declared.check(call.values, call.parts)
+        if self._check is not None:
+            self._check(*call.values)
+        self._sized.check(call)
+        found = self._sized.pattern(call)
+        if found is not None and self._recorded(call, *found):
+            served = self._sized.compiled(call)
+            if served is not None:
+                return served
+        try:
+            program = self._exact(call)
+        except BaseException:
+            self._sized.take_back(call)  # it was not the sizes
+            raise
+        self._sized.tell_refusals(call.site)
+        return program
+
+    def _recorded(self, call: Call, pattern: Pattern, first: Sizes) -> bool:
+        """Whether a call could be recorded for sizes that vary."""
+        signature, event = self._announcer.event(call, pattern)
+        self._check_limit(event)
+        started = time.perf_counter()
+        try:
+            record = self._recording(call, pattern, first)
+        except Refused as refusal:
+            advice = "refused for sizes that vary: what follows is for these shapes alone"
+            self.ledger.record(replace(event, trace_seconds=_since(started), advice=advice))
+            self._sized.refuse(call, pattern, refusal)
+            return False
+        event = replace(event, trace_seconds=_since(started), **_touched(record))
+        traced, watch = record.traced, record.watch
+        family = Family(
+            index=self.ledger.record(event, signature.with_found(watch.parts(self.cells))),
+            compiler="python" if traced.uncompiled else self._engine.compilers[0],
+            pattern=pattern,
+            traced=traced,
+            build=record.build,
+            watch=watch,
+            domain=domain_of([*traced.reads, *traced.writes]),
+            buckets=self._sized.buckets(pattern, first),
+        )
+        self._dtypes.fix(call.key, call.parts)
+        self.programs.add_family(call.key, family, self.arguments.objects(call.values))
+        self._sized.remember(call, pattern.shapes)
+        return True
+
+    def _exact(self, call: Call) -> Program:
+        """Traces and compiles for the shapes of this call alone."""
+        signature, event = self._announcer.event(call, None)
+        self._check_limit(event)
+        program, event = self._make(call, event)
+        program.index = self.ledger.record(
+            event, signature.with_found(program.watch.parts(self.cells))
+        )
+        self._dtypes.fix(call.key, call.parts)
+        gone = self.programs.add(call.key, program, self.arguments.objects(call.values))
+        self._sized.tell_evicted(gone, call.site)
+        self._sized.remember(call, call.key[1])
+        return program
+
+    def _recording(self, call: Call, *sizes: Any) -> Record:
+        record = self._tracer.trace(call, *sizes)
+        self._written.update((id(v), v) for v in record.traced.writes)
+        return record
+
+    def _check_limit(self, event: TraceEvent) -> None:
+        if self._max_traces is not None and self.ledger.traces >= self._max_traces:
+            raise RetraceLimitError(self._max_traces, event)
+
+    def _make(self, call: Call, event: TraceEvent) -> tuple[Program, TraceEvent]:
+        started = time.perf_counter()
+        record = self._recording(call)
+        traced = record.traced
+        traced_at, hits = time.perf_counter(), self._engine.disk_hits()
+        compiler, executable = self._build(traced, event.index)
+        domain = domain_of([*traced.reads, *traced.writes])
+        program = Program(event.index, executable, record.build, record.watch, domain)
+        return program, replace(
+            event,
+            trace_seconds=traced_at - started,
+            compile_seconds=_since(traced_at),
+            from_disk=self._engine.disk_hits() > hits,
+            compiler=compiler,
+            advice=_uncompiled_advice(traced.uncompiled) if traced.uncompiled else event.advice,
+            **_touched(record),
+        )
+
+    def _build(self, traced: Traced, index: int) -> tuple[str, Executable]:
+        """Compiles a recorded step with the compiler asked for, or with each, to be measured."""
+        if traced.uncompiled:
+            return "python", traced.build("")
+        compilers = traced.compilers or self._engine.compilers
+        quick, thorough = compilers[0], compilers[-1]
+        if self._options.optimize != "measure" or quick == thorough:
+            compiler = thorough if self._options.optimize == "full" else quick
+            return compiler, traced.build(compiler)
+
+        def decided(compiler: str, executable: Executable) -> None:
+            self.programs.replace(index, executable)
+            self.ledger.set_compiler(index, compiler)
+
+        candidates = {name: traced.build(name) for name in (quick, thorough)}
+        return "measuring", Tuned(candidates, decided)
+
+
+def _for_options(shapes: Shapes, options: Options) -> Shapes:
+    if options.repeat:
+        return replace(shapes, policy="exact")
+    if _is_shared(options):
+        # Which program runs must not depend on time.
+        return replace(shapes, background=False)
+    return shapes
+
+
+def _is_shared(options: Options) -> bool:
+    """Whether many processes run a step together."""
+    return options.layout is not None and options.layout.processes > 1
+
+
+def _uncompiled_advice(culprit: str) -> str:
+    return f"runs as Python at every call, uncompiled: this engine cannot record {culprit}"
+
+
+def _touched(record: Record) -> dict[str, Any]:
+    return {
+        "reads": tuple(v.path for v in record.traced.reads),
+        "writes": tuple(v.path for v in record.traced.writes),
+        "effects": record.effects,
+    }
+
+
+def _closure(fn: Any) -> Any:
+    """The cells of a function, behind what is wrapped around it."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__closure__", None) or ()
+
+
+def _since(moment: float) -> float:
+    return time.perf_counter() - moment

@@ -1,0 +1,132 @@
+"""`function`: what makes a `Function` of a step, and checks what it is told about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from trainstep._engines import Engine, Options
+from trainstep._function.function import Function, P, R
+from trainstep._function.layout_scope import layout_of
+from trainstep._function.policies import OPTIMIZE, check_choice
+from trainstep._function.policies import policies as checked_policies
+from trainstep._function.sizes.policy import Shapes
+
+if TYPE_CHECKING:
+    from trainstep._distribution.strategy import Strategy
+
+
+@overload
+def function(
+    fn: Callable[P, R],
+    *,
+    signature: Sequence[Any] | None = None,
+    max_traces: int | None = None,
+    name: str | None = None,
+    shapes: Shapes | str = "auto",
+    dynamic: Mapping[str, Any] | None = None,
+    donate: bool = True,
+    optimize: str = "auto",
+    side_effects: str = "warn",
+    captures: str = "retrace",
+    nan_policy: str | None = None,
+    strategy: Strategy | None = None,
+    engine: Engine | None = None,
+) -> Function[P, R]: ...
+@overload
+def function(
+    fn: None = None,
+    *,
+    signature: Sequence[Any] | None = None,
+    max_traces: int | None = None,
+    name: str | None = None,
+    shapes: Shapes | str = "auto",
+    dynamic: Mapping[str, Any] | None = None,
+    donate: bool = True,
+    optimize: str = "auto",
+    side_effects: str = "warn",
+    captures: str = "retrace",
+    nan_policy: str | None = None,
+    strategy: Strategy | None = None,
+    engine: Engine | None = None,
+) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+def function(
+    fn: Any = None,
+    *,
+    signature: Sequence[Any] | None = None,
+    max_traces: int | None = None,
+    name: str | None = None,
+    shapes: Shapes | str = "auto",
+    dynamic: Mapping[str, Any] | None = None,
+    donate: bool = True,
+    optimize: str = "auto",
+    side_effects: str = "warn",
+    captures: str = "retrace",
+    nan_policy: str | None = None,
+    strategy: Strategy | None = None,
+    engine: Engine | None = None,
+) -> Any:
+    """Compiles a step: a Python function that reads and writes Keras variables.
+
+    The function may read and write any Keras variable that it reaches: weights, batch-norm
+    statistics, optimizer slots, metric state, seeds. They are discovered, not declared. It is
+    traced once per signature, and every trace is in `f.ledger` with its reason.
+
+    Args:
+        fn: The function. Without it, a decorator is returned.
+        signature: One `Spec`, structure of `Spec`s, or None (anything) per parameter. A call that
+            does not fit raises an `ArgumentError` before anything runs.
+        max_traces: The call that would need one more raises a `RetraceLimitError`.
+        name: What the ledger calls it.
+        shapes: What sizes that vary cost: a `Shapes`, or the name of its policy. By default the
+            first size is compiled as it is, and from the second on one trace and a few programs
+            serve all sizes, with the numbers of the exact shapes.
+        dynamic: Which axes vary besides the first of arrays as long as the first one: an axis or
+            axes by parameter, or a dict of them for arrays inside. `None` in a `signature`, too.
+        donate: Whether the step may reuse the memory of the variables that it writes (JAX). Turn
+            it off if other threads read `v.value` outside any `function` while this one runs.
+        optimize: `"trace"` takes the engine's quick compiler (TensorFlow without XLA, a replayed
+            torch graph), `"full"` its thorough one (XLA, inductor), which takes longer to compile
+            and is not faster on every model; `"measure"` tries both on the first calls and keeps
+            the faster; `"auto"` is the quick one. JAX has only one.
+        side_effects: About Python that runs while the step is traced and never again: `"warn"`,
+            `"raise"` or `"allow"`.
+        captures: About a value that the step took from around it (a global, an attribute) and
+            that has changed since: `"retrace"`, `"warn"`, `"raise"` or `"ignore"`.
+        nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves every
+            variable as it was, and counts it (`f.skipped`); `"raise"` also raises a
+            `NonFiniteError`, for which each call waits for its result. None: nothing is checked.
+        strategy: Over which devices it is spread; see `Mirrored`. By default, that of the `scope`.
+        engine: For tests; the current Keras backend by default.
+
+    Returns:
+        A `Function`, called like `fn`, with `ledger`, `trace_count` and `warm_up`.
+
+    Example:
+        >>> import keras, numpy as np, trainstep as ts
+        >>> total = keras.Variable(0.0)
+        >>> @ts.function
+        ... def add(x):
+        ...     total.assign_add(keras.ops.sum(x))
+        ...     return total.value
+        >>> float(add(np.ones(3))), float(add(np.ones(3))), add.trace_count
+        (3.0, 6.0, 1)
+    """
+    policies = checked_policies("trainstep.function", side_effects, captures, nan_policy)
+    check_choice("trainstep.function", "optimize", optimize, OPTIMIZE)
+    options = Options(donate, optimize, layout=layout_of("trainstep.function", strategy))
+
+    def decorate(fn: Callable[P, R]) -> Function[P, R]:
+        return Function(
+            fn,
+            signature=signature,
+            max_traces=max_traces,
+            name=name,
+            options=options,
+            shapes=shapes,
+            dynamic=dynamic,
+            policies=policies,
+            engine=engine,
+        )
+
+    return decorate if fn is None else decorate(fn)

@@ -1,0 +1,1 @@
+"""What a step may call while it is traced: gradients, host calls, the NaN guard."""

@@ -1,0 +1,92 @@
+"""Programs that outlive the function object that they were made for.
+
+    def train(model, data, optimizer, loss):
+        @ts.function
+        def step(x, y): ...     # a new function object at every call of `train`
+
+A function made again from the same code, around the same Keras objects and the same numbers,
+is the same step. Its programs and its ledger are kept with the model that it closes over, for as
+long as the other objects live; a second `train` finds them. A function that closes over anything
+else (a list, an object of the user's) may mean something else each time, and shares nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras.src.backend.common import KerasVariable
+
+from trainstep._common.user_code import is_users_file
+from trainstep._explain.ledger import Ledger
+from trainstep._function.inside.nan_guard import Guard, Unguarded, guard
+from trainstep._function.policies import Policies
+from trainstep._function.program_cache import Programs
+
+_PLACE = "_trainstep_programs"
+_BY_VALUE = (bool, int, float, str, bytes, type(None), enum.Enum)
+_BY_IDENTITY = (
+    keras.layers.Layer,
+    keras.optimizers.Optimizer,
+    keras.losses.Loss,
+    keras.metrics.Metric,
+    keras.random.SeedGenerator,
+    KerasVariable,
+    types.ModuleType,
+    type,
+)
+
+Shared = tuple[Programs, Ledger, Guard | Unguarded]
+
+
+class _Shelf:
+    """The programs that are kept with a model."""
+
+    def __init__(self) -> None:
+        self.entries: dict[Any, tuple[list[weakref.ref[Any]], Shared]] = {}
+
+
+def shared(
+    fn: Callable[..., Any], name: str, bound: int, policies: Policies, settings: tuple[Any, ...]
+) -> Shared:
+    """The programs, ledger and guard of a function: those of an equal one, or new ones."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    written = code if code is not None and is_users_file(code) else None
+    new = Programs(bound), Ledger(name, written), guard(name, policies.nan_policy)
+    captured = _captured(fn)
+    owner = next((c for c in captured or () if isinstance(c, keras.Model)), None)
+    if captured is None or owner is None:
+        return new
+    shelf: _Shelf = vars(owner).setdefault(_PLACE, _Shelf())
+    objects = [c for c in captured if not isinstance(c, _BY_VALUE) and c is not owner]
+    values = tuple((type(c), c) if isinstance(c, _BY_VALUE) else id(c) for c in captured)
+    key = (getattr(fn, "__code__", None), name, policies, settings, values)
+    found = shelf.entries.get(key)
+    if found is None:
+        # An object that dies takes the entry along, before its id is given to another.
+        refs = [weakref.ref(c, lambda _: shelf.entries.pop(key, None)) for c in objects]
+        shelf.entries[key] = found = (refs, new)
+    return found[1]
+
+
+def _captured(fn: Callable[..., Any]) -> list[Any] | None:
+    """What a function closes over and has as defaults; None if any of it may change unseen."""
+    if not isinstance(fn, types.FunctionType) or fn.__closure__ is None:
+        return None
+    try:
+        cells = [cell.cell_contents for cell in fn.__closure__]
+    except ValueError:  # a name that is not bound yet
+        return None
+    captured = [*cells, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    return captured if all(map(_is_steady, captured)) else None
+
+
+def _is_steady(x: Any) -> bool:
+    if isinstance(x, types.FunctionType):
+        return x.__closure__ is None
+    return isinstance(x, (*_BY_VALUE, *_BY_IDENTITY))

@@ -1,0 +1,1 @@
+"""Sizes that vary: patterns, buckets and the programs that serve them."""

@@ -1,0 +1,1 @@
+"""Scopes that make a stateful step pure: variables, control flow, seeds, locks."""

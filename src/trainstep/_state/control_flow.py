@@ -1,0 +1,148 @@
+"""Keras's control flow while a step is traced: branches that write variables.
+
+A branch of `keras.ops.cond` is a program of its own on JAX and TensorFlow, so a value assigned in
+it cannot leave; and on torch Keras asks Python for the predicate, which a trace cannot answer. In
+both cases the branches are computed side by side and the right results are selected, those of
+variables included. This is how a loss-scaling optimizer skips a step.
+
+Keras calls these functions by their names in its backend's module; while a step is traced, and
+for the tracing thread only, the names lead here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from keras import ops, tree
+from keras.src import backend as keras_backend
+
+from trainstep._common.errors import StateError
+from trainstep._state.scopes import Branch, active, apart, current_scope
+
+_core: Any = keras_backend.core
+_NAMES = ("cond", "switch", "while_loop", "fori_loop", "vectorized_map")
+
+
+class Uncompilable(Exception):
+    """The step does something that the engine can only run as Python."""
+
+    _keras_call_info_injected = True  # Keras passes it on as it is
+
+
+@contextlib.contextmanager
+def traced_control_flow(*, by_value: bool) -> Iterator[None]:
+    """Leads Keras's control flow here until the trace is over.
+
+    Args:
+        by_value: Whether Keras's own functions ask Python for tensor values on this engine.
+    """
+    natives = {name: getattr(_core, name) for name in _NAMES}
+    cond, switch, while_loop, fori_loop, vectorized_map = natives.values()
+
+    def traced_cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+        if not _compiling():
+            return cond(pred, true_fn, false_fn)
+        if isinstance(pred, bool):
+            return true_fn() if pred else false_fn()
+        with contextlib.suppress(StateError):
+            if not by_value:
+                return cond(pred, true_fn, false_fn)
+        return _select(ops.cast(ops.cast(pred, "bool"), "int32"), [false_fn, true_fn])
+
+    def traced_switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+        if not _compiling():
+            return switch(index, branches, *operands)
+        with contextlib.suppress(StateError):
+            if not by_value:
+                return switch(index, branches, *operands)
+        index = ops.clip(ops.cast(index, "int32"), 0, len(branches) - 1)
+        return _select(index, [functools.partial(branch, *operands) for branch in branches])
+
+    def traced_while_loop(*args: Any, **kwargs: Any) -> Any:
+        if _compiling() and by_value:
+            raise Uncompilable("keras.ops.while_loop")
+        return while_loop(*args, **kwargs)
+
+    def traced_fori_loop(lower: Any, upper: Any, *args: Any, **kwargs: Any) -> Any:
+        if _compiling() and by_value and not (_is_number(lower) and _is_number(upper)):
+            raise Uncompilable("keras.ops.fori_loop")
+        return fori_loop(lower, upper, *args, **kwargs)
+
+    def traced_vectorized_map(function: Callable[..., Any], elements: Any) -> Any:
+        recorder = active()
+        if recorder is None:
+            return vectorized_map(function, elements)
+        outer, recorder.vectorizes = recorder.vectorizes, True
+        try:
+            return vectorized_map(function, elements)
+        finally:
+            recorder.vectorizes = outer
+
+    _core.cond, _core.switch = traced_cond, traced_switch
+    _core.while_loop, _core.fori_loop = traced_while_loop, traced_fori_loop
+    _core.vectorized_map = traced_vectorized_map
+    try:
+        yield
+    finally:
+        for name, native in natives.items():
+            setattr(_core, name, native)
+
+
+def _compiling() -> bool:
+    recorder = active()
+    return recorder is not None and not recorder.uncompiled
+
+
+def _is_number(x: Any) -> bool:
+    """Whether Python can count to `x`; to a size that varies it can try."""
+    return hasattr(x, "__index__") and not ops.is_tensor(x)
+
+
+def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
+    """Runs every case and selects the results and writes of case `index`."""
+    branches = []
+    results = []
+    for number, case in enumerate(cases):
+        branch, result = _run(case, (index, number))
+        branches.append(branch)
+        results.append(result)
+    written = {key: variable for branch in branches for key, variable in branch.writes.items()}
+    for key, variable in written.items():
+        outer = branches[0].outer_value(variable)
+        values = [
+            branch.state_mapping[key] if key in branch.writes else outer for branch in branches
+        ]
+        current_scope().add_update((variable, _choose(index, values)))
+    return tree.map_structure(lambda *leaves: _choose(index, leaves), *results)
+
+
+def _run(case: Callable[[], Any], place: tuple[Any, int]) -> tuple[Branch, Any]:
+    """Runs one case without letting its writes out.
+
+    Args:
+        case: The function.
+        place: The index that is selected by, and the one that this case has.
+    """
+    recorder = active()
+    assert recorder is not None
+    recorder.branches.append(place)
+    try:
+        return apart(case)
+    finally:
+        recorder.branches.pop()
+
+
+def _choose(index: Any, values: Sequence[Any]) -> Any:
+    chosen = values[0]
+    for number, value in enumerate(values[1:], start=1):
+        if value is not chosen:
+            if getattr(value, "shape", ()) != getattr(chosen, "shape", ()):
+                raise ValueError(
+                    f"the branches return different shapes: {tuple(chosen.shape)} and "
+                    f"{tuple(value.shape)}; let them return the same structure of tensors"
+                )
+            chosen = ops.where(ops.equal(index, number), value, chosen)
+    return chosen

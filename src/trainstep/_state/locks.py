@@ -1,0 +1,81 @@
+"""Locks: one for each set of variables that some program touches together.
+
+A step that reads and writes a model must see the state of one completed step. Programs that
+share a variable share a `Domain`, whose lock is held while a program reads the variables, is
+dispatched, and writes back; programs of unrelated models never wait for each other. Domains
+merge when a new program spans two of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from trainstep._common.side_table import Beside
+
+
+class Domain:
+    """A lock that may have been merged into another."""
+
+    __slots__ = ("__weakref__", "lock", "parent")
+
+    def __init__(self) -> None:
+        # Reentrant: a signal handler or a finalizer may run a step in the middle of ours.
+        self.lock = threading.RLock()
+        self.parent: Domain | None = None
+
+    def root(self) -> Domain:
+        """The domain that this one has become part of."""
+        domain = self
+        while domain.parent is not None:
+            domain = domain.parent
+        return domain
+
+
+_domains: Beside[Domain] = Beside()
+_merging = threading.RLock()
+
+
+def domain_of(variables: Iterable[Any]) -> Domain:
+    """The domain of all these variables together, merging what was apart."""
+    variables = list(variables)
+    with _merging:
+        known = {d.root() for v in variables if (d := _domains.get(v)) is not None}
+        roots = sorted(known, key=id)
+        target = roots[0] if roots else Domain()
+        with contextlib.ExitStack() as held:
+            for root in roots:  # no program of either side is running when they become one
+                held.enter_context(root.lock)
+            for root in roots[1:]:
+                root.parent = target
+        for variable in variables:
+            _domains.set(variable, target)
+    return target
+
+
+@contextlib.contextmanager
+def moving(variables: Iterable[Any]) -> Iterator[None]:
+    """A block in which variables may move: no program touches them.
+
+    They get another domain, so that programs look again whether they fit.
+    """
+    with _merging, contextlib.ExitStack() as held:
+        roots = {d.root() for v in variables if (d := _domains.get(v)) is not None}
+        for root in sorted(roots, key=id):
+            held.enter_context(root.lock)
+        yield
+        for root in roots:
+            root.parent = Domain()
+
+
+@contextlib.contextmanager
+def locked(variable: Any) -> Iterator[None]:
+    """Keeps programs from touching a variable for a while."""
+    while True:
+        domain = domain_of([variable])
+        with domain.lock:
+            if domain.parent is None:
+                yield
+                return

@@ -1,0 +1,1 @@
+"""The Python around a step: what its code reads, writes and calls."""

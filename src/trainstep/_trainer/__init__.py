@@ -1,0 +1,1 @@
+"""`Trainer`: the train, test and predict steps and the loop around them."""
