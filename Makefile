@@ -56,9 +56,9 @@ docs: $(VENV)/all.done
 	@for engine in jax tensorflow torch; do \
 	  echo "== $$engine"; \
 	  $(TESTING) TRAINSTEP_CACHE=off KERAS_BACKEND=$$engine \
-	    $(BIN)/python -m tests.sizes.table judge build/zoo-$$engine.json || exit 1; \
+	    $(BIN)/python -m tests.function.sizes.table judge build/zoo-$$engine.json || exit 1; \
 	done
-	$(BIN)/python -m tests.sizes.table show build/zoo-*.json > docs/sizes-zoo.md
+	$(BIN)/python -m tests.function.sizes.table show build/zoo-*.json > docs/sizes-zoo.md
 
 lint: $(VENV)/all.done
 	$(BIN)/ruff check .

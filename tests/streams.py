@@ -8,10 +8,10 @@ from typing import Any
 
 import keras
 import numpy as np
-from helpers import normal
 from keras import layers, ops
 
 import trainstep as ts
+from tests.helpers import normal
 
 
 class Witness(layers.Layer):

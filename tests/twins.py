@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 import numpy as np
-from helpers import assert_same, values_of
 from keras import layers
 
 import trainstep as ts
+from tests.helpers import assert_same, values_of
 
 Compiling = Callable[[], dict[str, Any]]
 

@@ -1,7 +1,7 @@
 """Tests of several devices, in float64: what is left of a difference there is rounding alone.
 
-They run in a process of their own, `TRAINSTEP_DEVICES=4 pytest tests/distribution`: the number of
-devices is fixed when the engine starts.
+Those marked `devices` run in a process of their own, `TRAINSTEP_DEVICES=4 pytest tests/distribution`:
+the number of devices is fixed when the engine starts.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if DEVICES and keras.backend.backend() == "tensorflow":
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves these tests out where there is one device."""
-    backend = keras.backend.backend()
+    """Leaves out the tests of several devices where there is one, and the reverse."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            if not DEVICES:
+            several = item.get_closest_marker("devices") is not None
+            if several and not DEVICES:
                 item.add_marker(pytest.mark.skip(reason="needs TRAINSTEP_DEVICES=4"))
-            elif backend == "torch" and item.path.name == "test_devices.py":
-                item.add_marker(pytest.mark.skip(reason="torch has one device in a process"))
+            if DEVICES and not several:
+                item.add_marker(pytest.mark.skip(reason="needs one device"))
 
 
 @pytest.fixture

@@ -18,6 +18,12 @@ import trainstep as ts
 
 TOLERANCE = 1e-10
 JAX = keras.backend.backend() == "jax"
+pytestmark = [
+    pytest.mark.devices,
+    pytest.mark.skipif(
+        keras.backend.backend() == "torch", reason="torch has one device in a process"
+    ),
+]
 on_jax = pytest.mark.skipif(not JAX, reason="asks JAX's arrays where they are, or is about Sharded")
 Model = Callable[[], Any]
 Batch = tuple[Any, Any, Any]

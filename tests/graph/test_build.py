@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from helpers import host
 from keras import layers, ops
 
+from tests.helpers import host
 from trainstep import graph
 
 

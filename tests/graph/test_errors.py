@@ -12,10 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from helpers import assert_same, values_of
 from keras import layers, ops
 
 import trainstep as ts
+from tests.helpers import assert_same, values_of
 from trainstep import graph
 
 X, Y = np.ones((4, 2), "float32"), np.arange(4, dtype="int32") % 3

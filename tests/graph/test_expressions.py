@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from helpers import host, normal
 from keras import layers, ops
 
+from tests.helpers import host, normal
 from trainstep import graph
 
 ROUNDING = {"rtol": 1e-6, "atol": 1e-6}

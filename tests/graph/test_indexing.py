@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import normal
 from keras import ops
 
 import trainstep as ts
+from tests.helpers import normal
 from trainstep import graph
 
 KEYS: dict[str, Callable[..., Any]] = {

@@ -9,9 +9,9 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from helpers import normal
 from keras import ops
 
+from tests.helpers import normal
 from trainstep import graph
 
 FEATURES, CLASSES = 12, 4

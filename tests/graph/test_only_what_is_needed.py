@@ -12,10 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from helpers import Counted, host, normal, values_of
 from keras import layers, ops
 
 import trainstep as ts
+from tests.helpers import Counted, host, normal, values_of
 from trainstep import graph
 
 # Counting while tracing is a side effect, of which trainstep warns.

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from helpers import assert_same, host, normal, values_of
 from keras import layers, ops
 
+from tests.helpers import assert_same, host, normal, values_of
 from trainstep import graph
 
 LINEAR, ADAPTIVE = 1e-6, 1e-5

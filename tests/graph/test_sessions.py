@@ -7,10 +7,10 @@ import threading
 import keras
 import numpy as np
 import pytest
-from helpers import normal
 from keras import ops
 
 import trainstep as ts
+from tests.helpers import normal
 from trainstep import graph
 
 

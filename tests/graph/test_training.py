@@ -12,10 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from helpers import assert_same, normal
 from keras import layers, ops
 
 import trainstep as ts
+from tests.helpers import assert_same, normal
 from trainstep import graph
 
 STEPS = 10

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from helpers import host
 
+from tests.helpers import host
 from trainstep import graph
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import assert_same, normal
 from keras import layers, ops
 
 import trainstep as ts
+from tests.helpers import assert_same, normal
 from trainstep import graph
 
 ROUNDING = 1e-6
