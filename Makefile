@@ -64,6 +64,7 @@ lint: $(VENV)/all.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/all.done
 	$(BIN)/ruff check --fix .
