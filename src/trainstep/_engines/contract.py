@@ -9,16 +9,18 @@ changed.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+import keras
 import numpy as np
 
 from trainstep._common.codegen import Source
-from trainstep._common.errors import nothing_to_differentiate_by
+from trainstep._common.errors import nothing_to_differentiate_by, runs_on_one_device
 from trainstep._engines.shared.host_function import HostFunction, Results
 from trainstep._state.scopes import Recorder
 
@@ -150,114 +152,38 @@ class Traced:
     broken: Callable[[Sizes], str] = nothing_assumed
 
 
-class Engine(Protocol):
-    """A backend."""
+class Engine(abc.ABC):
+    """A backend.
+
+    An engine must define the abstract methods. The rest has defaults that are right for an engine
+    with one device, one process, no random generator of its own, and nothing to speed up.
+
+    Attributes:
+        name: Keras's name of it.
+        compilers: Those that it has, the quick one first, the thorough one last.
+        compiles_at_first_run: Whether a program is compiled when it first runs.
+        branches_by_value: Whether Keras's control flow asks Python for the predicate.
+        loops_have_gradients: Whether `keras.ops.while_loop` can be differentiated.
+        sizes: What dynamic sizes cost: "bucket", a program for each of a few sizes, with the
+            arrays padded and masked; "dynamic", one program for all; "exact", a program each.
+        waits: Whether a call returns when its step is done, and the calling thread has waited.
+        one_apart: Whether an axis of one element needs a record of its own.
+        hears_signals: Whether the engine handles SIGTERM in a job of many processes.
+    """
 
     name: str
-    array_types: tuple[type, ...]
-    compiles_at_first_run: bool
-    compilers: tuple[str, ...]  # the quick one first, the thorough one last
-    branches_by_value: bool  # Keras's control flow asks Python for the predicate
-    loops_have_gradients: bool  # those of `keras.ops.while_loop`
-    # What sizes that vary cost: "bucket", a program for each of a few sizes, the arrays padded and
-    # masked; "dynamic", one program for all; "exact", a program each.
-    sizes: str
-    waits: bool  # a call returns when its step is done, and the thread that calls has waited
-    one_apart: bool  # what is recorded for sizes that vary does not serve an axis of one element
-    hears_signals: bool  # SIGTERM, in one of many processes
-    idle_text: Source  # the expression of `idle()`, to be written into the path of a hit
+    compilers: tuple[str, ...]
+    compiles_at_first_run = False
+    branches_by_value = False
+    loops_have_gradients = True
+    sizes = "exact"
+    waits = False
+    one_apart = False
+    hears_signals = False
 
-    def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
-        """How arrays lie over devices.
+    # Tracing and compiling.
 
-        Args:
-            kind: "mirrored": batches are cut, variables whole on each; "sharded": both are cut.
-            devices: The devices; all that there are by default.
-        """
-        ...
-
-    def launched(self) -> tuple[str, int, int] | None:
-        """What a launcher that only the engine knows has set: the address, the count, the index."""
-        ...
-
-    def connect(
-        self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
-    ) -> Any:
-        """Makes this process one of many; gives a store of strings that all see."""
-        ...
-
-    def told(self, value: Any) -> Any:
-        """What the first of many processes has, in all of them."""
-        ...
-
-    def whole(self, variable: Variable) -> Any:
-        """The value of a variable, as a NumPy array, also if it lies in many processes."""
-        ...
-
-    def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
-        """Gives variables values, which are NumPy arrays of their shapes and dtypes."""
-        ...
-
-    def rows(self, array: Any) -> Iterable[Any]:
-        """What a NumPy array has along its first axis, as programs take it the soonest."""
-        ...
-
-    def taker(self, array: Any) -> Taker:
-        """What copies rows of a NumPy array, as programs take them the soonest.
-
-        It is for one thread at a time, and nobody may write to what it gives.
-        """
-        ...
-
-    def draws(self) -> Any:
-        """The state of the engine's own random generator; None if all draws are those of seeds."""
-        ...
-
-    def set_draws(self, state: Any) -> None:
-        """Sets it."""
-        ...
-
-    def preempted(self, step: int, asked: bool) -> bool:
-        """Whether many processes were asked to end, and have agreed to do so after this step.
-
-        Args:
-            step: The number of the step.
-            asked: Whether this one was.
-        """
-        ...
-
-    def canonical(self, dtype: str) -> str:
-        """The dtype that the engine gives an array of `dtype`."""
-        ...
-
-    def is_tensor(self, x: Any) -> bool:
-        """Whether `x` is a tensor of the engine, concrete or being traced."""
-        ...
-
-    def disk_hits(self) -> int:
-        """How many programs this thread has taken from the engine's cache on disk so far."""
-        ...
-
-    def same_draws(self) -> AbstractContextManager[Any]:
-        """A block in which the engine's own random generator always starts alike."""
-        ...
-
-    def place(self) -> Any:
-        """The trace or graph that the engine is in now."""
-        ...
-
-    def idle(self) -> bool:
-        """Whether this thread is in no trace or graph at all, ours or another's."""
-        ...
-
-    def inlines(self, function: str) -> bool:
-        """Whether a call that is not idle stands inside a graph that can take it in.
-
-        Raises:
-            ForeignTraceError: If it stands inside one that cannot.
-        """
-        ...
-
+    @abc.abstractmethod
     def trace(
         self,
         step: Step,
@@ -273,21 +199,13 @@ class Engine(Protocol):
             leaves: The arrays of a call.
             recorder: The scope to run it in.
             options: What the user asked for.
-            axes: The sizes that vary; the record then serves others, too. None: none does.
+            axes: The dynamic sizes; the record then serves others, too. None: none is.
 
         Raises:
-            Refused: If there are such sizes, and the step cannot be recorded for others.
+            Refused: If there are dynamic sizes, and the step cannot be recorded for others.
         """
-        ...
 
-    def asks_for_a_value(self, error: BaseException) -> bool:
-        """Whether `error` means that Python asked for the value of a traced tensor."""
-        ...
-
-    def shape(self, x: Any) -> tuple[int, ...]:
-        """The shape of a concrete tensor, or of a NumPy array."""
-        ...
-
+    @abc.abstractmethod
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor], *, each: bool = False
     ) -> tuple[Tensor, Any, list[Any], list[Any]]:
@@ -297,23 +215,137 @@ class Engine(Protocol):
         the value does not depend on is zero. With `each`, the value is a list of scalars, and
         there is a list of gradients for each of them.
         """
-        ...
 
-    def tensor(self, x: Any) -> Tensor:
-        """`x` as a tensor that can be differentiated by."""
-        ...
-
+    @abc.abstractmethod
     def host_call(
         self, fn: HostFunction, tensors: Sequence[Tensor], results: Results
     ) -> list[Tensor]:
         """Calls Python: at once, or at every run of the program that is being traced.
 
-        Calls are kept and made in their order, before any variable changes; what one raises, the
-        program raises. No gradient flows through.
+        Calls are kept and made in their order, before any variable changes; an exception of one is
+        raised by the program. No gradient flows through.
 
         Args:
             fn: Takes a list of NumPy arrays of its own, and returns one.
-            tensors: What it takes.
-            results: The shapes and dtypes of what it returns; the dtypes are the engine's.
+            tensors: Its arguments.
+            results: The shapes and dtypes of its results; the dtypes are the engine's.
         """
-        ...
+
+    def asks_for_a_value(self, error: BaseException) -> bool:
+        """Whether `error` means that Python asked for the value of a traced tensor."""
+        return False
+
+    def disk_hits(self) -> int:
+        """How many programs this thread has taken from the engine's cache on disk so far."""
+        return 0
+
+    # Where a call stands.
+
+    def place(self) -> Any:
+        """The trace or graph that the engine is in now."""
+        return None
+
+    def idle(self) -> bool:
+        """Whether this thread is in no trace or graph at all, ours or another's."""
+        return True
+
+    def idle_source(self) -> Source:
+        """The expression of `idle()`, for the fast path."""
+        return Source("idle()", {"idle": self.idle})
+
+    def inlines(self, function: str) -> bool:
+        """Whether a call that is not idle stands inside a graph that it can become a part of.
+
+        Raises:
+            ForeignTraceError: If it stands inside one that it cannot.
+        """
+        return True
+
+    # Arrays.
+
+    @abc.abstractmethod
+    def is_array(self, x: Any) -> bool:
+        """Whether `x` is a concrete tensor of the engine."""
+
+    @abc.abstractmethod
+    def is_tensor(self, x: Any) -> bool:
+        """Whether the engine computes with `x`: a tensor, concrete or traced, or a NumPy array."""
+
+    @abc.abstractmethod
+    def tensor(self, x: Any) -> Tensor:
+        """`x` as a tensor that can be differentiated by."""
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        """The shape of a concrete tensor, or of a NumPy array."""
+        return tuple(x.shape)
+
+    def canonical(self, dtype: str) -> str:
+        """The dtype that the engine gives an array of `dtype`."""
+        return dtype
+
+    def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
+        """Gives variables values, which are NumPy arrays of their shapes and dtypes."""
+        assign_each(variables, values)
+
+    def rows(self, array: Any) -> Iterable[Any]:
+        """The rows of a NumPy array, in the form that programs read fastest."""
+        return array  # type: ignore[no-any-return]
+
+    def taker(self, array: Any) -> Taker:
+        """Copies rows of a NumPy array, in the form that programs read fastest.
+
+        It serves one thread at a time, and nobody may write to its results.
+        """
+        return plain_taker(array)
+
+    # Random numbers.
+
+    def draws(self) -> Any:
+        """The state of the engine's own random generator; None if seeds are all there is."""
+        return None
+
+    def set_draws(self, state: Any) -> None:
+        """Sets it."""
+        del state
+
+    def same_draws(self) -> AbstractContextManager[Any]:
+        """A block in which the engine's own random generator always starts alike."""
+        return nullcontext()
+
+    # Several devices and processes.
+
+    def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
+        """How arrays are spread over devices.
+
+        Args:
+            kind: "mirrored": batches are split, variables whole on each; "sharded": both are split.
+            devices: The devices; all that there are by default.
+        """
+        raise runs_on_one_device(self.name)
+
+    def launched(self) -> tuple[str, int, int] | None:
+        """The address, count and index set by a launcher that only the engine knows."""
+        return None
+
+    def connect(
+        self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
+    ) -> Any:
+        """Makes this process one of many; returns a store of strings that all see."""
+        raise runs_on_one_device(self.name)
+
+    def told(self, value: Any) -> Any:
+        """The value of the first of many processes, in all of them."""
+        return value
+
+    def whole(self, variable: Variable) -> Any:
+        """The value of a variable, as a NumPy array, also if it is spread over many processes."""
+        return keras.ops.convert_to_numpy(variable.value)
+
+    def preempted(self, step: int, asked: bool) -> bool:
+        """Whether many processes were asked to end, and have agreed to do so after this step.
+
+        Args:
+            step: The number of the step.
+            asked: Whether this one was.
+        """
+        return False

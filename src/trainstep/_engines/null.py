@@ -7,34 +7,28 @@ is called at every run, with the arrays of that one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
-from trainstep._common.codegen import Source
-from trainstep._common.errors import runs_on_one_device
 from trainstep._engines.contract import (
     Axes,
+    Engine,
     Executable,
     Loss,
     Options,
     Sizes,
     Step,
-    Taker,
     Tensor,
     Traced,
     Wanted,
-    assign_each,
-    plain_taker,
 )
 from trainstep._engines.shared.host_function import HostFunction, Results
 from trainstep._state.scopes import Recorder, active
 
 
-class NullEngine:
+class NullEngine(Engine):
     """Compiles nothing.
 
     Args:
@@ -55,15 +49,7 @@ class NullEngine:
     """
 
     name = "null"
-    array_types: tuple[type, ...] = ()
-    compiles_at_first_run = False
     compilers: tuple[str, ...] = ("nothing",)
-    hears_signals = False
-    branches_by_value = False
-    loops_have_gradients = True
-    one_apart = False
-    waits = False
-    idle_text = Source("True")
 
     def __init__(self, sizes: str = "exact") -> None:
         self.sizes = sizes
@@ -71,70 +57,14 @@ class NullEngine:
         self.buckets: list[dict[str, int]] = []
         self.runs = 0
 
-    def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
-        raise runs_on_one_device(self.name)
-
-    def launched(self) -> tuple[str, int, int] | None:
-        return None
-
-    def connect(
-        self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
-    ) -> Any:
-        raise runs_on_one_device(self.name)
-
-    def told(self, value: Any) -> Any:
-        return value
-
-    def whole(self, variable: Any) -> Any:
-        return keras.ops.convert_to_numpy(variable.value)
-
-    def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        assign_each(variables, values)
-
-    def rows(self, array: Any) -> Iterable[Any]:
-        return array  # type: ignore[no-any-return]
-
-    def taker(self, array: Any) -> Taker:
-        return plain_taker(array)
-
-    def draws(self) -> Any:
-        return None
-
-    def set_draws(self, state: Any) -> None:
-        """There is none."""
-
-    def preempted(self, step: int, asked: bool) -> bool:
+    def is_array(self, x: Any) -> bool:
         return False
-
-    def canonical(self, dtype: str) -> str:
-        return dtype
-
-    def shape(self, x: Any) -> tuple[int, ...]:
-        return tuple(x.shape)
 
     def is_tensor(self, x: Any) -> bool:
         return isinstance(x, (np.ndarray, np.generic))
 
     def tensor(self, x: Any) -> Tensor:
         return np.asarray(x)
-
-    def disk_hits(self) -> int:
-        return 0
-
-    def same_draws(self) -> AbstractContextManager[Any]:
-        return nullcontext()  # its draws are those of seeds, which are state
-
-    def place(self) -> Any:
-        return None
-
-    def idle(self) -> bool:
-        return True
-
-    def inlines(self, function: str) -> bool:
-        return True
-
-    def asks_for_a_value(self, error: BaseException) -> bool:
-        return False
 
     def trace(
         self,

@@ -162,7 +162,7 @@ class Arguments:
         return handler
 
     def _handler_for(self, x: Any) -> Handler:
-        if isinstance(x, self.engine.array_types):
+        if self.engine.is_array(x):
             return self._native
         if self.engine.is_tensor(x) and not isinstance(x, (np.ndarray, np.generic)):
             if not self.engine.idle():  # a tracer of another trace
@@ -248,7 +248,7 @@ class Arguments:
         """Whether a value is an array that enters as it is."""
         if type(value) is np.ndarray:
             return not self._canonical.get(value.dtype, ("", True))[1]
-        return type(value) in self.engine.array_types
+        return self.engine.is_array(value)
 
     def is_object(self, value: Any) -> bool:
         """Whether a value is an object that stands for itself: no bound method, made anew."""

@@ -162,7 +162,7 @@ class Recorder(Recording):
         super().__init__(place)
         self.layers: dict[int, Any] = {}
         # Variables that hardly anybody but a step looks at: of what kind each is, by id.
-        self.unseen: dict[int, str] = {}
+        self.packable: dict[int, str] = {}
         self.uncompiled = False  # the engine gave up recording: tensors have values now
         self.engine: Any = None
         self.objects: list[Any] = []  # among the arguments: a program does not hold them
@@ -207,14 +207,14 @@ def _note_reader(variable: Any) -> None:
     names = global_state.get_global_attribute("name_scope_stack")
     if names and isinstance(optimizer := names[-1].caller, keras.optimizers.Optimizer):
         count = getattr(optimizer, "_iterations", variable)  # which some read outside this scope
-        recorder.unseen[id(variable)] = recorder.unseen[id(count)] = "slot"
+        recorder.packable[id(variable)] = recorder.packable[id(count)] = "slot"
 
 
-def note_unseen(kind: str, variables: Iterable[Any]) -> None:
+def note_packable(kind: str, variables: Iterable[Any]) -> None:
     """Tells the trace that this thread is in which variables nobody will look at, or seldom."""
     recorder = active()
     if recorder is not None:
-        recorder.unseen.update((id(variable), kind) for variable in variables)
+        recorder.packable.update((id(variable), kind) for variable in variables)
 
 
 def _as_is(variable: Any, value: Any) -> Any:

@@ -11,7 +11,7 @@ from keras import ops, tree
 from trainstep._common.errors import GradientError
 from trainstep._data.batch_checks import both_weights
 from trainstep._function.inside.gradients import value_and_grad
-from trainstep._state.scopes import note_unseen, rehearsed
+from trainstep._state.scopes import note_packable, rehearsed
 from trainstep._trainer.recipe import Recipe
 
 Values = dict[str, Any]
@@ -109,8 +109,8 @@ class Steps:
         values = dict(self._model.compute_metrics(x, y, y_pred, sample_weight=weights))
         # What they are is returned, and so there is no need to ask the metrics themselves.
         for metric in self._model.metrics:
-            note_unseen("metric", metric.variables)
-        note_unseen("metric", [self._recipe.fresh])
+            note_packable("metric", metric.variables)
+        note_packable("metric", [self._recipe.fresh])
         return values
 
     def _build(self, x: Any, y: Any, y_pred: Any, weights: Any) -> None:

@@ -18,7 +18,7 @@ from keras import ops
 
 import trainstep as ts
 from trainstep._engines.jax.tricks import input_buffers
-from trainstep._engines.jax.tricks.input_buffers import Feed, Feeds
+from trainstep._engines.jax.tricks.input_buffers import Feed, InputBuffers
 from trainstep._engines.jax.tricks.row_buffers import RowTaker, is_lent
 from trainstep._engines.shared.padding import aligned
 
@@ -150,7 +150,7 @@ def test_memory_is_used_again_and_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     step = slow_step()
     kept = [step(filled(n, "float32")) for n in range(150)]
     assert float(kept[-1]) == filled(149, "float32").sum()
-    (feed,) = feeds_of(step)._feeds
+    (feed,) = inputs_of(step)._feeds
     assert len(feed._pieces) <= 34
 
 
@@ -181,7 +181,7 @@ def test_only_small_numbers_of_one_word_share_an_input() -> None:
     arrays = [np.zeros(n, d) for n, d in [(4, "f4"), (4, "i4"), (9000, "f4"), (4, "i2"), (4, "?")]]
 
     def sizes(of_numpy: list[bool]) -> list[tuple[int, ...]]:
-        return [each.shape for each in Feeds(arrays, of_numpy).inputs]
+        return [each.shape for each in InputBuffers(arrays, of_numpy).inputs]
 
     assert sizes([True] * 5) == [(8,), (9000,), (4,), (4,)]
     assert sizes([False, True, True, True, True]) == [(4,), (4,), (9000,), (4,), (4,)]
@@ -212,9 +212,9 @@ def test_a_step_that_runs_in_the_middle_of_itself_spoils_nothing() -> None:
     assert not wrong
 
 
-def feeds_of(step: Any) -> Feeds:
+def inputs_of(step: Any) -> InputBuffers:
     (program,) = step._programs.all()
-    found: Feeds = program.executable._feeds
+    found: InputBuffers = program.executable._inputs
     return found
 
 

@@ -17,7 +17,7 @@ from trainstep._engines.contract import Axes, Executable, Options, Refused, Size
 from trainstep._engines.jax.masking import evaluate
 from trainstep._engines.jax.masking.bucket import Bucket, varying
 from trainstep._engines.jax.processes import whole
-from trainstep._engines.jax.program import Careful, Lean, build
+from trainstep._engines.jax.program import FastExecutable, WaitingExecutable, build
 from trainstep._engines.jax.symbolic_sizes import true_shape
 from trainstep._engines.shared.padding import Padding, own
 
@@ -37,7 +37,7 @@ def build_bucket(
     *,
     axes: Axes,
     sizes: Sizes,
-    unseen: Mapping[int, str],
+    packable: Mapping[int, str],
 ) -> Executable:
     """Compiles a step for arrays of at most these sizes; see `build`."""
     names = sorted(sizes)
@@ -52,7 +52,7 @@ def build_bucket(
         jax.ShapeDtypeStruct(bucket.shape(aval.shape), aval.dtype) for aval in closed.in_avals
     ]
     recorded = jax.make_jaxpr(masked)(*shapes, jax.ShapeDtypeStruct((len(names),), jnp.int32))
-    run = build(recorded, reads, writes, options, unseen=unseen)
+    run = build(recorded, reads, writes, options, packable=packable)
     paddings = [
         Padding(array.shape, array.dtype, varying(aval.shape)) if varying(aval.shape) else None
         for array, aval in zip(shapes[len(reads) :], closed.in_avals[len(reads) :], strict=True)
@@ -66,7 +66,7 @@ class Bucketed:
 
     def __init__(
         self,
-        run: Lean | Careful,
+        run: FastExecutable | WaitingExecutable,
         names: Sequence[str],
         paddings: Sequence[Padding | None],
         axes: Axes,
@@ -97,7 +97,7 @@ class Bucketed:
         """The same for these arguments, to be written into the path of a hit."""
         names: dict[str, Any] = {"bucketed": self, "known_sizes": _KnownSizes()}
         names |= {"here": here, "own": own}
-        if not isinstance(self._run, Lean):
+        if not isinstance(self._run, FastExecutable):
             return Source(f"outs = bucketed(({''.join(f'{name}, ' for name in arrays)}))", names)
         leaves = []
         for (name, x), pad in zip(arrays.items(), self._paddings, strict=True):

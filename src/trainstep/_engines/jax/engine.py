@@ -8,22 +8,19 @@ The user's Python runs once, for the record (`_jax_record`):
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.array import ArrayImpl
 from jax.experimental import multihost_utils
 from jax.extend import core as jex
 
-from trainstep._common.codegen import Source
 from trainstep._common.errors import ArgumentError, ForeignTraceError
 from trainstep._engines.contract import (
     Axes,
+    Engine,
     Executable,
     Loss,
     Options,
@@ -35,44 +32,30 @@ from trainstep._engines.contract import (
     Variable,
     Wanted,
     chosen,
-    plain_taker,
 )
-from trainstep._engines.jax import disk_cache
+from trainstep._engines.jax import disk_cache, tricks
 from trainstep._engines.jax.host import host_call
 from trainstep._engines.jax.layout import Layout
 from trainstep._engines.jax.processes import KeyValues, connect, launched, told, whole
 from trainstep._engines.jax.program import build
 from trainstep._engines.jax.record import is_tensor, record, replayable, trace_sizes
-from trainstep._engines.jax.tricks.packed_variables import assign
-from trainstep._engines.jax.tricks.row_buffers import RowTaker
 from trainstep._engines.shared.host_function import HostFunction, Results
 from trainstep._state.outputs import take_out
 from trainstep._state.scopes import Branch, Recorder
 
-# What `jex.find_top_trace` returns, three Python calls nearer; every step asks for it.
-_trace_state = sys.modules[jex.find_top_trace.__module__].trace_state_strong_ref
 
-
-class JaxEngine:
+class JaxEngine(Engine):
     """The engine for Keras on JAX."""
 
     name = "jax"
-    compiles_at_first_run = False
     compilers: tuple[str, ...] = ("xla",)
-    hears_signals = True
-    branches_by_value = False
     loops_have_gradients = False
-    one_apart = False
-    waits = False
     sizes = "bucket"
-    # By its name: to make one would start JAX, and many processes have to meet before that.
-    array_types: tuple[type, ...] = (ArrayImpl,)
+    hears_signals = True
 
     def __init__(self) -> None:
         with jax.ensure_compile_time_eval():
             self._eager = self.place()
-        names = {"traces": _trace_state, "eager": self._eager}
-        self.idle_text = Source("traces.value is eager", names)
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Layout:
         found = jax.devices() if devices is None else [_device(each) for each in devices]
@@ -93,20 +76,10 @@ class JaxEngine:
         return whole(variable.value)
 
     def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
-        assign(variables, values)
-
-    def rows(self, array: Any) -> Iterable[Any]:
-        return array  # type: ignore[no-any-return]
+        tricks.assign(variables, values)
 
     def taker(self, array: Any) -> Taker:
-        plain = type(array) is np.ndarray and not array.dtype.hasobject
-        return RowTaker(array) if plain else plain_taker(array)
-
-    def draws(self) -> Any:
-        return None
-
-    def set_draws(self, state: Any) -> None:
-        """There is none."""
+        return tricks.row_taker(array)
 
     def preempted(self, step: int, asked: bool) -> bool:
         return bool(multihost_utils.reached_preemption_sync_point(step))
@@ -128,14 +101,14 @@ class JaxEngine:
     def disk_hits(self) -> int:
         return disk_cache.hits()
 
-    def same_draws(self) -> AbstractContextManager[Any]:
-        return nullcontext()  # its draws are those of seeds, which are state
-
     def place(self) -> Any:
         return jex.find_top_trace(None)
 
     def idle(self) -> bool:
-        return _trace_state.value is self._eager
+        return jex.find_top_trace(None) is self._eager
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
 
     def inlines(self, function: str) -> bool:
         raise ForeignTraceError(function, "jax.jit")
@@ -168,11 +141,11 @@ class JaxEngine:
             )
         # Variables that the step created have their values now.
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-        unseen = dict(recorder.unseen)
-        of_numpy = [type(x) is np.ndarray for x in leaves]
+        packable = dict(recorder.packable)
+        is_numpy = [type(x) is np.ndarray for x in leaves]
 
         def build_it(compiler: str, bucket: Sizes | None = None) -> Executable:
-            return build(closed, reads, writes, options, unseen=unseen, of_numpy=of_numpy)
+            return build(closed, reads, writes, options, packable=packable, is_numpy=is_numpy)
 
         return Traced(reads, writes, build_it)
 

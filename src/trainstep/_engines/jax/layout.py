@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from trainstep._common.codegen import Source
 from trainstep._engines.contract import Tensor, Variable
-from trainstep._engines.jax.tricks.packed_variables import pack_of
+from trainstep._engines.jax.tricks import pack_of
 from trainstep._engines.shared.padding import own
 from trainstep._state.locks import moving
 
@@ -310,5 +310,5 @@ def _shape(x: Any, axis: int, rows: int) -> tuple[int, ...]:
 
 def copied(x: Tensor) -> Tensor:
     """A copy of an array, made part by part: no other process has to take part."""
-    parts = [jax.numpy.array(shard.data, copy=True) for shard in x.addressable_shards]
+    parts = [jax.device_put(shard.data, may_alias=False) for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts)

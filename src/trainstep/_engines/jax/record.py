@@ -84,12 +84,12 @@ def trace_sizes(
             raise Refused("Python needs a size that varies as a number") from error
         raise
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-    unseen = dict(recorder.unseen)
+    packable = dict(recorder.packable)
     check_state(closed, writes)
 
     def build_for(compiler: str, bucket: Sizes | None = None) -> Executable:
         return build_bucket(
-            closed, reads, writes, options, axes=axes, sizes=bucket or sizes, unseen=unseen
+            closed, reads, writes, options, axes=axes, sizes=bucket or sizes, packable=packable
         )
 
     return Traced(reads, writes, build_for, broken=assumptions.broken)

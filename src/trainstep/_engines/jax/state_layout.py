@@ -1,6 +1,6 @@
 """JAX: a recorded step as a function of the arrays that hold its variables.
 
-step(variables, arguments) --Held--> program(changed, fixed, arguments)
+step(variables, arguments) --StateLayout--> program(changed, fixed, arguments)
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from jax import lax
 from jax.extend import core as jex
 
 from trainstep._engines.contract import Tensor, Variable
-from trainstep._engines.jax.tricks.packed_variables import Pack, pack_of
+from trainstep._engines.jax.tricks import Pack, pack_of
 
 
-class Held:
+class StateLayout:
     """What holds the variables of a step: themselves, or packs of several.
 
     Args:

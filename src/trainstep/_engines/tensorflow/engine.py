@@ -8,40 +8,33 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.framework.ops import EagerTensor
 
-from trainstep._common.codegen import Source
 from trainstep._common.errors import calls_the_host
 from trainstep._engines.contract import (
     Axes,
+    Engine,
     Executable,
     Loss,
     Options,
     Sizes,
     Step,
-    Taker,
     Tensor,
     Traced,
     Variable,
     Wanted,
-    assign_each,
     chosen,
     is_wanted,
-    plain_taker,
 )
 from trainstep._engines.shared.host_function import Host, HostFunction, Results, surfacing
+from trainstep._engines.tensorflow import tricks
 from trainstep._engines.tensorflow.host import host_call
 from trainstep._engines.tensorflow.state import let_go, prepare, variable_methods
-from trainstep._engines.tensorflow.tricks.fused_batch_norm import FusedNorms
-from trainstep._engines.tensorflow.tricks.rewrites import rewritten
 from trainstep._engines.tensorflow.unknown_sizes import lengths, unknown_sizes
 from trainstep._engines.tensorflow.unknown_sizes import specs as sizes_unknown
 from trainstep._state.scopes import Branch, Recorder
@@ -50,29 +43,19 @@ _TOGETHER = 256  # rows that become tensors in one operation
 _LARGE = 1 << 14  # bytes of a row that becomes one by itself
 
 
-class TensorFlowEngine:
+class TensorFlowEngine(Engine):
     """The engine for Keras on TensorFlow."""
 
     name = "tensorflow"
     compiles_at_first_run = True
     compilers: tuple[str, ...] = ("graph", "xla")
-    hears_signals = False
-    branches_by_value = False
-    loops_have_gradients = True
-    one_apart = False
     waits = True
     sizes = "dynamic"
-    idle_text = Source("executing_eagerly()", {"executing_eagerly": tf.executing_eagerly})
-
-    array_types: tuple[type, ...] = (EagerTensor,)
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
         from trainstep._engines.tensorflow.layout import layout
 
         return layout(kind, devices)
-
-    def launched(self) -> tuple[str, int, int] | None:
-        return None
 
     def connect(
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
@@ -84,12 +67,6 @@ class TensorFlowEngine:
     def told(self, value: Any) -> Any:
         return _group().told(value)
 
-    def whole(self, variable: Any) -> Any:
-        return keras.ops.convert_to_numpy(variable.value)
-
-    def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
-        assign_each(variables, values)
-
     def rows(self, array: Any) -> Iterable[Any]:
         # Of large rows, a copy more takes longer. What no step takes is told by who checks batches.
         plain = array.dtype.kind in "fiub" and array.dtype.itemsize <= 8
@@ -97,25 +74,16 @@ class TensorFlowEngine:
             yield from array
             return
         for start in range(0, len(array), _TOGETHER):
-            yield from tf.unstack(_eager(array[start : start + _TOGETHER]))
-
-    def taker(self, array: Any) -> Taker:
-        return plain_taker(array)
-
-    def draws(self) -> Any:
-        return None
-
-    def set_draws(self, state: Any) -> None:
-        """There is none."""
+            yield from tf.unstack(tricks.tensor_of(array[start : start + _TOGETHER]))
 
     def preempted(self, step: int, asked: bool) -> bool:
         return any(_group().gathered(asked))
 
-    def canonical(self, dtype: str) -> str:
-        return dtype
-
     def shape(self, x: Any) -> tuple[int, ...]:
-        return x.shape if type(x) is np.ndarray else x._shape_tuple()  # type: ignore[no-any-return]
+        return tuple(x.shape)
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, tf.Tensor) and not tf.is_symbolic_tensor(x)
 
     def is_tensor(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.IndexedSlices, np.ndarray, np.generic))
@@ -123,20 +91,11 @@ class TensorFlowEngine:
     def tensor(self, x: Any) -> Tensor:
         return tf.convert_to_tensor(x)
 
-    def disk_hits(self) -> int:
-        return 0
-
-    def same_draws(self) -> AbstractContextManager[Any]:
-        return nullcontext()  # its draws are those of seeds, which are state
-
     def place(self) -> Any:
         return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     def idle(self) -> bool:
         return tf.executing_eagerly()  # type: ignore[no-any-return]
-
-    def inlines(self, function: str) -> bool:
-        return True  # a plain `tf.function`: the step's operations become part of it
 
     def asks_for_a_value(self, error: BaseException) -> bool:
         return (
@@ -159,14 +118,15 @@ class TensorFlowEngine:
         writes: list[Variable] = []
         stand_ins: list[Tensor] = []
         record: list[Any] = []
-        norms = FusedNorms()
+        by_graph = options.layout is None and options.optimize in ("auto", "trace")
+        fusing, settle_norms = tricks.fused_norms(by_graph=by_graph)
 
         def body(*tensors: Tensor) -> list[Tensor]:
             graph = tf.compat.v1.get_default_graph()
             prepare(recorder, graph, stand_ins)
             outputs = [tf.convert_to_tensor(x) for x in step(tensors)]
             new = recorder.new_values()
-            norms.settle(graph)
+            settle_norms(graph)
             effects = [
                 op
                 for op in graph.get_operations()
@@ -183,8 +143,6 @@ class TensorFlowEngine:
         if axes is not None:
             specs = sizes_unknown(leaves, axes)
         try:
-            by_graph = options.layout is None and options.optimize in ("auto", "trace")
-            fusing = norms.recording() if by_graph else nullcontext()
             with recorder, fusing, lengths(), nullcontext() if axes is None else unknown_sizes():
                 concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
         finally:
@@ -200,7 +158,7 @@ class TensorFlowEngine:
 
         def build(compiler: str, bucket: Sizes | None = None) -> Executable:
             jit = compiler == "xla"
-            step = rewritten(concrete) if jit else concrete
+            step = tricks.rewritten(concrete) if jit else concrete
             if options.repeat:
                 step = partial(_repeated, step, options.repeat)
             elif not jit:
@@ -324,19 +282,7 @@ def _repeated(step: Any, count: int, *stacked: Tensor) -> list[Tensor]:
     return [tf.stack(outputs) for outputs in zip(*results, strict=True)]
 
 
-def _eager(array: Any) -> Tensor:
-    """A tensor of a NumPy array; what `tf.constant` comes down to, which takes twice as long."""
-    # A copy: TensorFlow takes memory that is aligned as it is, and a variable may keep it.
-    return EagerTensor(array.copy(), context.context().device_name, None)
-
-
 def _executable(concrete: Any, hosts: Sequence[Host]) -> Executable:
-    # Past the layers that match Python arguments to the graph's: ours are in order already.
-    call, captured = concrete._inference_function.call_flat, concrete.captured_inputs
-
-    def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
-        tensors = [x if type(x) is EagerTensor else _eager(x) for x in leaves]
-        return call(*tensors, *captured)  # type: ignore[no-any-return]
-
+    run = tricks.executable(concrete)
     run.graph = concrete  # type: ignore[attr-defined]  # the function lives as long as this does
     return surfacing(run, hosts) if hosts else run

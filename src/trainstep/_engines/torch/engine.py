@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import keras
 import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -26,22 +25,20 @@ from trainstep._common.codegen import Source
 from trainstep._common.errors import calls_the_host
 from trainstep._engines.contract import (
     Axes,
+    Engine,
     Executable,
     Loss,
     Options,
     Refused,
     Sizes,
     Step,
-    Taker,
     Tensor,
     Traced,
     Variable,
     Wanted,
-    assign_each,
     chosen,
     is_wanted,
     nothing_assumed,
-    plain_taker,
 )
 from trainstep._engines.shared.host_function import HostFunction, Results
 from trainstep._engines.torch.eager import eager
@@ -58,20 +55,15 @@ _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _ARRAYS = (torch.Tensor, np.ndarray, np.generic, *_SIZES)  # a size that varies is no constant
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """The engine for Keras on torch."""
 
     name = "torch"
-    compiles_at_first_run = False
     compilers: tuple[str, ...] = ("graph", "inductor")
-    hears_signals = False
     branches_by_value = True
-    loops_have_gradients = True
     one_apart = True
     waits = True
     sizes = "dynamic"
-    idle_text = Source("True")
-    array_types: tuple[type, ...] = (torch.Tensor,)
 
     def __init__(self) -> None:
         self._depth = threading.local()
@@ -80,9 +72,6 @@ class TorchEngine:
         from trainstep._engines.torch.layout import layout
 
         return layout(kind, devices)
-
-    def launched(self) -> tuple[str, int, int] | None:
-        return None
 
     def connect(
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
@@ -95,18 +84,6 @@ class TorchEngine:
         from trainstep._engines.torch.processes import told
 
         return told(value)
-
-    def whole(self, variable: Any) -> Any:
-        return keras.ops.convert_to_numpy(variable.value)
-
-    def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
-        assign_each(variables, values)
-
-    def rows(self, array: Any) -> Iterable[Any]:
-        return array  # type: ignore[no-any-return]
-
-    def taker(self, array: Any) -> Taker:
-        return plain_taker(array)
 
     def draws(self) -> Any:
         return torch.get_rng_state().numpy()
@@ -124,6 +101,9 @@ class TorchEngine:
 
     def shape(self, x: Any) -> tuple[int, ...]:
         return x.shape  # type: ignore[no-any-return]
+
+    def is_array(self, x: Any) -> bool:
+        return isinstance(x, torch.Tensor)
 
     def is_tensor(self, x: Any) -> bool:
         return isinstance(x, _ARRAYS)
@@ -143,14 +123,8 @@ class TorchEngine:
             torch.manual_seed(0)
             yield
 
-    def place(self) -> Any:
-        return None
-
-    def idle(self) -> bool:
-        return True  # no graph but our own, which has a scope
-
-    def inlines(self, function: str) -> bool:
-        return True
+    def idle_source(self) -> Source:
+        return Source("True")  # no graph but our own, which has a scope
 
     def asks_for_a_value(self, error: BaseException) -> bool:
         return isinstance(error, TensorValueNeeded)

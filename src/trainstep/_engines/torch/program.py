@@ -9,10 +9,9 @@ import torch
 
 from trainstep._engines.contract import Executable, Tensor, Variable
 from trainstep._engines.shared.host_function import Host
+from trainstep._engines.torch import tricks
 from trainstep._engines.torch.host import new_token
 from trainstep._engines.torch.state import as_tensor, set_grad_enabled, value_of, write_back
-from trainstep._engines.torch.tricks.rewrites import rewritten
-from trainstep._engines.torch.tricks.torchscript_replay import Replay
 
 
 def _switches(reads: list[Variable], writes: list[Variable]) -> list[int]:
@@ -50,13 +49,15 @@ def build(
     """
     if compiler == "graph" and as_is and not hosts:  # all that it does are operations
         with torch.no_grad():
-            return _Replayed(module, reads, writes)
+            replayed = _replayed(module, reads, writes)
+        if replayed is not None:
+            return replayed
     call: Callable[..., Any] = module.forward
     token = [new_token()] if hosts else []
     if compiler == "inductor":
         state = [v._value.detach() for v in reads]
         with torch.no_grad():
-            call = torch._inductor.compile(rewritten(module), [*state, *tensors, *token])
+            call = torch._inductor.compile(tricks.rewritten(module), [*state, *tensors, *token])
     outputs = slice(len(writes), -1 if hosts else None)
 
     def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
@@ -79,16 +80,20 @@ def _arrays(leaves: Sequence[Any]) -> list[Tensor]:
     return [x.contiguous() if type(x) is torch.Tensor else as_tensor(x) for x in leaves]
 
 
+def _replayed(module: Any, reads: list[Variable], writes: list[Variable]) -> _Replayed | None:
+    places = {id(variable): place for place, variable in enumerate(reads)}
+    last = [v for v in writes if id(v) not in places]  # written, and not read
+    inputs = len(module.graph.find_nodes(op="placeholder"))
+    places |= {id(v): inputs + place for place, v in enumerate(last)}
+    replay = tricks.replay(module, _switches(reads, writes), [places[id(v)] for v in writes])
+    return None if replay is None else _Replayed(replay, reads, last)
+
+
 class _Replayed:
     """Runs a recorded step whose sizes are fixed, and that calls nothing on the host."""
 
-    def __init__(self, module: Any, reads: list[Variable], writes: list[Variable]) -> None:
-        places = {id(variable): place for place, variable in enumerate(reads)}
-        last = [v for v in writes if id(v) not in places]  # written, and not read
-        inputs = len(module.graph.find_nodes(op="placeholder"))
-        places |= {id(v): inputs + place for place, v in enumerate(last)}
-        self._replay = Replay(module, _switches(reads, writes), [places[id(v)] for v in writes])
-        self._reads, self._last = reads, last
+    def __init__(self, replay: Any, reads: list[Variable], last: list[Variable]) -> None:
+        self._replay, self._reads, self._last = replay, reads, last
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
         return self._run(self._replay, leaves)

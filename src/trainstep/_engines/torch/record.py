@@ -19,10 +19,9 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from trainstep._engines.contract import Tensor, Variable
+from trainstep._engines.torch import tricks
 from trainstep._engines.torch.state import WIDENED, memory
 from trainstep._engines.torch.trace_guard import TraceGuard
-from trainstep._engines.torch.tricks.forget_sources import forgotten
-from trainstep._engines.torch.tricks.rewrites import pool_where_images_lie
 from trainstep._state.scopes import Recorder
 
 
@@ -89,13 +88,13 @@ def input_of(variable: Variable, inputs: list[Any], copy: Callable[[Tensor], Ten
 
 def tidy(module: Any, updated: Sequence[bool], *, as_is: bool) -> None:
     """Makes a record pure, and leaner if it is for these sizes and will not be cut."""
-    forgotten(module)
+    tricks.forget_source(module)
     _clone_inputs(module.graph, updated)
     _drop_detach(module.graph)
     if as_is:
-        pool_where_images_lie(module.graph)
+        tricks.skip_pooling_copies(module.graph)
     module.recompile()
-    forgotten(module)
+    tricks.forget_source(module)
 
 
 def _clone_inputs(graph: Any, updated: Sequence[bool]) -> None:

@@ -1,4 +1,4 @@
-"""JAX: which of its libraries XLA takes for the products and convolutions of a step, on a CPU.
+"""Trick: which of its libraries XLA uses for the products and convolutions of a step, on a CPU.
 
 In JAX 0.10 both go to YNNPACK, if XLA is not told otherwise. That is quick at products in loops, of
 many axes and of large matrices, but takes up to three times as long as XLA's own way for
@@ -20,7 +20,6 @@ from jax.extend import core as jex
 _log = logging.getLogger("trainstep")
 
 _OPTION = "xla_cpu_experimental_ynn_fusion_type"
-NO_LIBRARY = {_OPTION: ""}
 _SUMS = "LIBRARY_FUSION_TYPE_REDUCE"
 _PRODUCTS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 
@@ -29,7 +28,7 @@ _LARGEST_PLAIN = 1 << 26  # multiplications and additions of a product
 _LOOPS = frozenset(["scan", "while"])
 
 
-def compiled(lowered: Any, closed: Any) -> Any:
+def compile_lowered(lowered: Any, closed: Any) -> Any:
     """Compiles a step, given as lowered and as a jaxpr, with the libraries that suit it."""
     options = _options(closed)
     # Who says something of libraries, knows why.
@@ -60,13 +59,13 @@ def _kinds(jaxpr: Any, in_loop: bool) -> Iterable[str]:
             yield "convolution"
         elif name == "dot_general":
             matrices = all(len(v.aval.shape) <= 2 for v in (*eqn.invars, *eqn.outvars))
-            plain = matrices and not in_loop and product_work(eqn) <= _LARGEST_PLAIN
+            plain = matrices and not in_loop and _product_work(eqn) <= _LARGEST_PLAIN
             yield "plain" if plain else "other"
         for inner in jex.jaxprs_in_params(eqn.params):
             yield from _kinds(inner, in_loop or name in _LOOPS)
 
 
-def product_work(eqn: Any) -> float:
+def _product_work(eqn: Any) -> float:
     """The multiplications and additions of a product."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     shape = eqn.invars[0].aval.shape

@@ -11,7 +11,6 @@ costs several microseconds, however small; so small ones share a piece of memory
 from __future__ import annotations
 
 import math
-import sys
 import textwrap
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from jax import lax
 
 from trainstep._common.codegen import Source
 from trainstep._engines.contract import Tensor
+from trainstep._engines.jax.refcounts import PIECE, refcount
 from trainstep._engines.jax.tricks.row_buffers import is_lent
 from trainstep._engines.shared.padding import aligned, own
 
@@ -39,7 +39,7 @@ _KEPT = 1 << 23  # bytes of an input's pieces, if they are more than a few
 _LARGE = 1 << 22  # bytes: of larger inputs, none are kept
 
 
-class Feeds:
+class InputBuffers:
     """How the arguments of a call become the inputs of a program.
 
     Args:
@@ -125,7 +125,7 @@ class Feed:
         self._depth = _depth(size)
         # Memory, and the parts of it that the arguments go to; the first was used longest ago.
         self._pieces: deque[tuple[Any, ...]] = deque()
-        self._alone = _ALONE + len(arguments)  # references to memory that only its piece holds
+        self._alone = PIECE + len(arguments)  # references to memory that only its piece holds
 
     @property
     def _is_shared(self) -> bool:
@@ -149,7 +149,7 @@ class Feed:
             self._more()
         self._pieces.rotate(-1)
         whole, *parts = self._pieces[-1]
-        if _refcount(whole) > self._alone:
+        if refcount(whole) > self._alone:
             whole, *parts = self._more()
         for part, x in zip(parts, given, strict=True):
             part[...] = x
@@ -170,7 +170,7 @@ class Feed:
         if not self._is_shared:
             text = _LENT.format(name=name, array=first, copied=textwrap.indent(text, "    "))
         pieces = self._pieces
-        names = {f"{name}_pieces": pieces, f"{name}_turn": pieces.rotate, "refcount": _refcount}
+        names = {f"{name}_pieces": pieces, f"{name}_turn": pieces.rotate, "refcount": refcount}
         return Source(text, {**names, f"{name}_more": self._more, "is_lent": is_lent}), name
 
     def _lands(self, given: Sequence[Any]) -> bool:
@@ -216,14 +216,3 @@ def _together(dtype: Any, *arrays: Tensor) -> Tensor:
 
 
 _joined = jax.jit(_together, static_argnums=0)
-_refcount = sys.getrefcount
-
-
-def _count_when_alone() -> int:
-    """The reference count of memory that only its piece holds, but not in parts, in `_FREE`."""
-    pieces = [(object(),)]
-    (whole,) = pieces[-1]
-    return _refcount(whole)
-
-
-_ALONE = _count_when_alone()

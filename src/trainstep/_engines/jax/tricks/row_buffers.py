@@ -8,12 +8,12 @@ it is gone, JAX's own references included. So its batches need no copy on their 
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from typing import Any
 
 import numpy as np
 
+from trainstep._engines.jax.refcounts import QUEUED, refcount
 from trainstep._engines.shared.padding import aligned
 
 _KEPT = 8  # pieces of memory to be used again; JAX lets several calls wait, each with its batch
@@ -46,7 +46,7 @@ class RowTaker:
             piece = self._pieces.popleft()
             if len(piece) >= count:
                 self._pieces.append(piece)
-                if sys.getrefcount(piece) == _ALONE:
+                if refcount(piece) == QUEUED:
                     return piece
         piece = aligned((count, *self._array.shape[1:]), self._array.dtype, Lent)
         if len(self._pieces) < _KEPT:
@@ -57,13 +57,3 @@ class RowTaker:
 def is_lent(x: np.ndarray[Any, Any]) -> bool:
     """Whether an array is a part of rows that were fetched here."""
     return type(getattr(x.base, "base", None)) is Lent
-
-
-def _count_when_alone() -> int:
-    """The reference count of memory that nobody holds but the one who keeps it, in `_free`."""
-    pieces = [object()]
-    piece = pieces[0]
-    return sys.getrefcount(piece)
-
-
-_ALONE = _count_when_alone()

@@ -24,7 +24,7 @@ from trainstep._engines.contract import Refused
 from trainstep._engines.shared.row_cuts import Cut
 from trainstep._engines.torch.collectives import gather, sum_all
 from trainstep._engines.torch.partition.shapes import Shapes
-from trainstep._engines.torch.tricks.forget_sources import forgotten
+from trainstep._engines.torch.tricks import forget_source
 
 aten: Any = torch.ops.aten
 
@@ -119,7 +119,7 @@ class Partition:
                     found = self._checked(node, rule_of(node.target)(self, node))
                 self.values[node] = found if found is not None else self.unknown(node)
         self.graph.eliminate_dead_code()
-        return forgotten(fx.GraphModule(self._module, self.graph))
+        return forget_source(fx.GraphModule(self._module, self.graph))
 
     def _checked(self, node: Any, value: Value | None) -> Value | None:
         """What a rule made of an operation; None if it is not cut so for all sizes."""

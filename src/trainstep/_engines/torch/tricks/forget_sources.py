@@ -1,7 +1,7 @@
-"""torch: the texts of our records, which torch would keep for ever, are forgotten.
+"""Trick: torch forgets the source text of our recorded graphs, which it would keep for ever.
 
-Each graph that becomes a module is written down as Python, and its text kept for tracebacks: four
-times for a step, a third of a megabyte for thirty layers, and none of it goes when its model does.
+torch writes each graph that becomes a module as Python and keeps the text for tracebacks: four
+times for a step, a third of a megabyte for thirty layers, and all of it outlives the model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ Module = TypeVar("Module", bound=GraphModule)
 
 
 def forgotten(module: Module) -> Module:
-    """The same module, of which torch keeps no text; that of the next `recompile` is another."""
+    """The same module, without its text; a later `recompile` writes another."""
     name = module.forward.__code__.co_filename
-    if graph_module._loader.eval_cache.pop(name, None) is not None:
+    cache = getattr(getattr(graph_module, "_loader", None), "eval_cache", {})
+    if cache.pop(name, None) is not None:
         linecache.cache.pop(name, None)
     return module

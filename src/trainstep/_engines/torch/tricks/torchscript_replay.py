@@ -18,7 +18,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from trainstep._engines.torch.state import swap_in
-from trainstep._engines.torch.tricks.lean_graph import lean, without_outputs
+from trainstep._engines.torch.tricks import lean_graph
 
 log = logging.getLogger("trainstep")
 
@@ -55,13 +55,21 @@ class Replay:
             steps, so there is a record for each of its values.
         written: The places of the inputs that the first results are the new values of. Those are
             swapped in, and the others returned. What the record does not read comes last.
+        lean: Whether to take out of the record what does not change its numbers.
+        script: Whether TorchScript runs it, where it can.
     """
 
     def __init__(
-        self, module: GraphModule, switches: Sequence[int] = (), written: Sequence[int] = ()
+        self,
+        module: GraphModule,
+        switches: Sequence[int] = (),
+        written: Sequence[int] = (),
+        *,
+        lean: bool = True,
+        script: bool = True,
     ) -> None:
-        self._module, self._written = module, written
-        self._switches = switches if len(switches) <= _MOST else ()
+        self._module, self._written, self._lean, self._script = module, written, lean, script
+        self._switches = switches if lean and len(switches) <= _MOST else ()
         self._ways: dict[Any, _Way] = {}
         if not self._switches:
             self._way()  # what it costs belongs to the compilation
@@ -77,32 +85,34 @@ class Replay:
         way = self._ways.get(values)
         if way is None:
             known = dict(zip(self._switches, values, strict=True))
-            way = self._ways[values] = _Way(self._module, known, self._written)
+            way = self._ways[values] = self._made(known)
         return way
+
+    def _made(self, known: Mapping[int, bool]) -> _Way:
+        module = self._module
+        if self._lean:
+            try:
+                module = lean_graph.lean(module, known)
+            except Exception as error:  # a graph of a form that it does not know, say
+                log.debug("a step is replayed as it was recorded: %s", error)
+        return _Way(module, self._written, script=self._script)
 
 
 class _Way:
     """Runs a record for known values of its switches, by TorchScript or by Python."""
 
-    def __init__(
-        self, module: GraphModule, known: Mapping[int, bool], written: Sequence[int]
-    ) -> None:
-        self._written, self._calls = written, 0
-        try:
-            module = lean(module, known)
-            self.run = _swapping(_by_script(module), module, written)
-        except Exception as error:  # of an operation that it does not know, say
-            log.debug("a step is replayed by Python: %s", error)
-            self.run = _swapping(module.forward, module, written)
-        self._module, self._run_unread = module, self.run
+    def __init__(self, module: GraphModule, written: Sequence[int], *, script: bool) -> None:
+        self._module, self._written, self._calls = module, written, 0
+        self._script = script
+        self.run = self._run_unread = _swapping(_forward(module, script), module, written)
 
     def unread(self, *inputs: Any) -> None:
         """Runs it for what it writes; from some call on, that is all that it computes."""
         self._calls += 1
         if self._calls == _PAYS:
             with contextlib.suppress(Exception):  # what has run so far runs on
-                silent = without_outputs(self._module, len(self._written))
-                self._run_unread = _swapping(_by_script(silent), silent, self._written)
+                silent = lean_graph.without_outputs(self._module, len(self._written))
+                self._run_unread = _swapping(_forward(silent, self._script), silent, self._written)
         self._run_unread(*inputs)
 
 
@@ -118,6 +128,15 @@ def _swapping(
         return results[len(written) :]
 
     return run
+
+
+def _forward(module: GraphModule, script: bool) -> Callable[..., Any]:
+    if script:
+        try:
+            return _by_script(module)
+        except Exception as error:  # an operation that TorchScript does not know, say
+            log.debug("a step is replayed by Python: %s", error)
+    return module.forward  # type: ignore[no-any-return]
 
 
 def _by_script(module: GraphModule) -> Callable[..., Any]:

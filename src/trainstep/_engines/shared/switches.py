@@ -1,0 +1,52 @@
+"""Which tricks are on.
+
+A trick exists for speed alone. `TRAINSTEP_TRICKS=off` turns all of them off, and
+`TRAINSTEP_TRICKS=name,name` leaves out those that it names. The numbers are the same either way,
+so this is the first thing to try when something looks wrong.
+
+    TRAINSTEP_TRICKS --is_on(name)--> an engine's switchboard: the trick, or the plain way
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from trainstep._common.errors import ArgumentError
+
+VARIABLE = "TRAINSTEP_TRICKS"
+# Every trick of every engine: each switchboard (`<engine>/tricks/__init__.py`) asks for its own.
+TRICKS = {
+    "jax": (
+        "cpu_libraries",
+        "donation",
+        "input_buffers",
+        "packed_variables",
+        "rewrites",
+        "row_buffers",
+    ),
+    "tensorflow": ("flat_call", "fused_batch_norm", "rewrites"),
+    "torch": ("lean_graph", "forget_sources", "rewrites", "torchscript_replay"),
+}
+
+
+def is_on(name: str) -> bool:
+    """Whether the trick of this name is on."""
+    return name not in _left_out(os.environ.get(VARIABLE, ""))
+
+
+@functools.cache
+def _left_out(setting: str) -> frozenset[str]:
+    known = {name for names in TRICKS.values() for name in names}
+    if setting.strip() == "off":
+        return frozenset(known)
+    named = {name.strip() for name in setting.split(",")} - {""}
+    if unknown := sorted(named - known):
+        raise ArgumentError(
+            "the environment",
+            VARIABLE,
+            f"`off`, or names of tricks: {', '.join(sorted(known))}",
+            ", ".join(unknown),
+            f"correct or unset {VARIABLE}",
+        )
+    return frozenset(named)
