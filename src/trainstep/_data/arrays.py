@@ -74,7 +74,7 @@ class Arrays:
         # To fetch rows from all over the memory takes long, and needs little of a processor. On an
         # engine that does not wait, this thread has the time for it.
         size = sum(leaf.nbytes for leaf in self.leaves)
-        if size < _AHEAD * _CHUNK or not engine.waits:
+        if size < _AHEAD * _CHUNK or not engine.is_synchronous:
             yield from map(taken, chunks)
             return
         yield from ahead(taken, chunks)

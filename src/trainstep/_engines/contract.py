@@ -166,9 +166,9 @@ class Engine(abc.ABC):
         loops_have_gradients: Whether `keras.ops.while_loop` can be differentiated.
         sizes: What dynamic sizes cost: "bucket", a program for each of a few sizes, with the
             arrays padded and masked; "dynamic", one program for all; "exact", a program each.
-        waits: Whether a call returns when its step is done, and the calling thread has waited.
-        one_apart: Whether an axis of one element needs a record of its own.
-        hears_signals: Whether the engine handles SIGTERM in a job of many processes.
+        is_synchronous: Whether a call returns only when its step is done.
+        size_one_is_separate: Whether an axis of one element needs a record of its own.
+        handles_sigterm: Whether the engine handles SIGTERM in a job of many processes.
     """
 
     name: str
@@ -177,9 +177,9 @@ class Engine(abc.ABC):
     branches_by_value = False
     loops_have_gradients = True
     sizes = "exact"
-    waits = False
-    one_apart = False
-    hears_signals = False
+    is_synchronous = False
+    size_one_is_separate = False
+    handles_sigterm = False
 
     # Tracing and compiling.
 
@@ -241,17 +241,17 @@ class Engine(abc.ABC):
 
     # Where a call stands.
 
-    def place(self) -> Any:
+    def current_graph(self) -> Any:
         """The trace or graph that the engine is in now."""
         return None
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether this thread is in no trace or graph at all, ours or another's."""
         return True
 
-    def idle_source(self) -> Source:
-        """The expression of `idle()`, for the fast path."""
-        return Source("idle()", {"idle": self.idle})
+    def is_idle_source(self) -> Source:
+        """The expression of `is_idle()`, for the fast path."""
+        return Source("is_idle()", {"is_idle": self.is_idle})
 
     def inlines(self, function: str) -> bool:
         """Whether a call that is not idle stands inside a graph that it can become a part of.
@@ -300,15 +300,15 @@ class Engine(abc.ABC):
 
     # Random numbers.
 
-    def draws(self) -> Any:
+    def rng_state(self) -> Any:
         """The state of the engine's own random generator; None if seeds are all there is."""
         return None
 
-    def set_draws(self, state: Any) -> None:
+    def set_rng_state(self, state: Any) -> None:
         """Sets it."""
         del state
 
-    def same_draws(self) -> AbstractContextManager[Any]:
+    def fixed_rng_state(self) -> AbstractContextManager[Any]:
         """A block in which the engine's own random generator always starts alike."""
         return nullcontext()
 

@@ -165,7 +165,7 @@ class Arguments:
         if self.engine.is_array(x):
             return self._native
         if self.engine.is_tensor(x) and not isinstance(x, (np.ndarray, np.generic)):
-            if not self.engine.idle():  # a tracer of another trace
+            if not self.engine.is_idle():  # a tracer of another trace
                 raise ForeignTraceError("a function", self.engine.name)
             raise TypeError(f"a {type(x).__name__}, which a step does not take")
         if isinstance(x, keras.KerasTensor):

@@ -104,7 +104,7 @@ class Compiler:
             programs=self.programs,
             ledger=self.ledger,
             one_trace=max_traces == 1,
-            ahead=max_traces is None and engine.one_apart and _is_shared(options),
+            ahead=max_traces is None and engine.size_one_is_separate and _is_shared(options),
             cells=self.cells,
         )
         self._announcer = Announcer(name, self.programs, self.ledger, self._sized, self.cells)

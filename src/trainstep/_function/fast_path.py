@@ -101,7 +101,7 @@ def _written(
         return Ways()
     stale = program.watch.around
     flags, run, build = program.watch.flags, _run(program, arrays), program.build.source
-    idle = arguments.engine.idle_source()
+    idle = arguments.engine.is_idle_source()
     for piece in (idle, stale, flags, run, build):
         names |= piece.names
     names |= {"MISS": MISS, "states": states, "program": program}

@@ -92,7 +92,7 @@ class Function(Generic[P, R]):
         # What a call inside another step runs.
         self._inlined: Callable[P, R] = self._compiler.guard.around(inlined or fn)
         self.ledger = self._compiler.ledger
-        self._idle = self._engine.idle
+        self._idle = self._engine.is_idle
         self._bind = self._compiler.parameters.bind
         self._flatten = self._compiler.flatten
         self._programs, self._cells = self._compiler.programs, self._compiler.cells
@@ -272,7 +272,7 @@ class Function(Generic[P, R]):
             return Verification("; ".join(refusals) or "no size varies", {}, tolerance)
         families = next(iter(varying._programs.families.values()))
         written = families[0].traced.writes
-        draws = self._engine.same_draws
+        draws = self._engine.fixed_rng_state
         found = compared(exact, varying, (args, kwargs), written, draws)
         return Verification("", found, tolerance)
 

@@ -116,7 +116,7 @@ class Tracer:
             Refused: If there is a pattern, and anything else goes wrong. A mistake of the user's
                 comes up again when the call is traced for its shapes alone.
         """
-        recorder = Recorder(self._engine.place)
+        recorder = Recorder(self._engine.current_graph)
         builds: list[Build] = []
         values = call.values
         objects = self._arguments.objects(values)

@@ -98,7 +98,7 @@ class Checkpoints:
             "order": [kind, *rest],
             "start": [start_kind, *start_rest],
         }
-        draws = _engines.current().draws()
+        draws = _engines.current().rng_state()
         if draws is not None:
             arrays[_DRAWS] = draws
         checkpoint_files.write(self.directory, position.total, arrays, manifest, self._keep)
@@ -120,7 +120,7 @@ class Checkpoints:
         self._saved = 0
         if job().is_first:  # a place that cannot be written to is better known before the training
             self.directory.mkdir(parents=True, exist_ok=True)
-        engine_hears = job().count > 1 and _engines.current().hears_signals
+        engine_hears = job().count > 1 and _engines.current().handles_sigterm
         here = threading.current_thread() is threading.main_thread() and not engine_hears
         before: Any = None
         if here:
@@ -189,7 +189,7 @@ class Checkpoints:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(keras.ops.convert_to_tensor(value, variable.dtype))
         if _DRAWS in arrays and manifest["engine"] == keras.backend.backend():
-            _engines.current().set_draws(arrays[_DRAWS])
+            _engines.current().set_rng_state(arrays[_DRAWS])
         return _position(manifest, arrays)
 
 

@@ -50,7 +50,7 @@ class Activations:
             id(layer) for layer in model._flatten_layers(include_self=False) if not _is_cell(layer)
         }
         self._wanted = wanted
-        self._place = _engines.current().place
+        self._place = _engines.current().current_graph
         self._home = self._place()
         self.calls: list[tuple[Any, Any]] = []
 

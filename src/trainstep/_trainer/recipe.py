@@ -149,7 +149,7 @@ class Recipe:
     def reset_metrics(self) -> None:
         """Sets all metrics to their start, now."""
         with self.lent():
-            if current_scope() is None and _engines.current().idle():
+            if current_scope() is None and _engines.current().is_idle():
                 self._starting(self.model)
             else:  # in a step: it becomes part of it
                 self.model.reset_metrics()

@@ -35,7 +35,11 @@ def record(step: Callable[..., Any], arrays: Sequence[Any], axes: Any = None) ->
     engine = TorchEngine()
     with traced_control_flow(by_value=True), deferred_constants():
         return engine.trace(
-            lambda tensors: list(step(*tensors)), arrays, Recorder(engine.place), Options(), axes
+            lambda tensors: list(step(*tensors)),
+            arrays,
+            Recorder(engine.current_graph),
+            Options(),
+            axes,
         )
 
 

@@ -51,11 +51,11 @@ class JaxEngine(Engine):
     compilers: tuple[str, ...] = ("xla",)
     loops_have_gradients = False
     sizes = "bucket"
-    hears_signals = True
+    handles_sigterm = True
 
     def __init__(self) -> None:
         with jax.ensure_compile_time_eval():
-            self._eager = self.place()
+            self._eager = self.current_graph()
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Layout:
         found = jax.devices() if devices is None else [_device(each) for each in devices]
@@ -101,10 +101,10 @@ class JaxEngine(Engine):
     def disk_hits(self) -> int:
         return disk_cache.hits()
 
-    def place(self) -> Any:
+    def current_graph(self) -> Any:
         return jex.find_top_trace(None)
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return jex.find_top_trace(None) is self._eager
 
     def is_array(self, x: Any) -> bool:
@@ -153,13 +153,13 @@ class JaxEngine(Engine):
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor], *, each: bool = False
     ) -> tuple[Tensor, Any, list[Any], list[Any]]:
         if variables is None or callable(variables):
-            found, call = replayable(call, leaves, self.place)
+            found, call = replayable(call, leaves, self.current_graph)
             variables = chosen(variables, found)
         wanted = list({id(v): v for v in variables}.values())  # one that comes twice counts once
         parts: dict[str, Any] = {}
 
         def pure(values: list[Tensor], tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-            branch = parts["branch"] = Branch(lambda variable, value: value, self.place)
+            branch = parts["branch"] = Branch(lambda variable, value: value, self.current_graph)
             branch.held = {id(v): v for v in wanted}
             branch.state_mapping = {id(v): value for v, value in zip(wanted, values, strict=True)}
             with branch:
@@ -168,7 +168,7 @@ class JaxEngine(Engine):
             parts["count"] = len(aux_tensors)
             return value, [*aux_tensors, *branch.new_values()]
 
-        outer = Branch(lambda variable, value: value, self.place)
+        outer = Branch(lambda variable, value: value, self.current_graph)
         values = [outer.outer_value(v) for v in wanted]
         gradients: list[tuple[list[Tensor], list[Tensor]]]
         if each:

@@ -49,7 +49,7 @@ class TensorFlowEngine(Engine):
     name = "tensorflow"
     compiles_at_first_run = True
     compilers: tuple[str, ...] = ("graph", "xla")
-    waits = True
+    is_synchronous = True
     sizes = "dynamic"
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
@@ -91,10 +91,10 @@ class TensorFlowEngine(Engine):
     def tensor(self, x: Any) -> Tensor:
         return tf.convert_to_tensor(x)
 
-    def place(self) -> Any:
+    def current_graph(self) -> Any:
         return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return tf.executing_eagerly()  # type: ignore[no-any-return]
 
     def asks_for_a_value(self, error: BaseException) -> bool:
@@ -189,7 +189,7 @@ class TensorFlowEngine(Engine):
             return source
 
         leaves = [tf.identity(leaf) for leaf in leaves]
-        branch = Branch(lift, self.place)
+        branch = Branch(lift, self.current_graph)
         with tf.GradientTape(persistent=each, watch_accessed_variables=False) as tape:
             tape.watch(leaves)
             with branch:

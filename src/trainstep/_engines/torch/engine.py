@@ -61,8 +61,8 @@ class TorchEngine(Engine):
     name = "torch"
     compilers: tuple[str, ...] = ("graph", "inductor")
     branches_by_value = True
-    one_apart = True
-    waits = True
+    size_one_is_separate = True
+    is_synchronous = True
     sizes = "dynamic"
 
     def __init__(self) -> None:
@@ -85,10 +85,10 @@ class TorchEngine(Engine):
 
         return told(value)
 
-    def draws(self) -> Any:
+    def rng_state(self) -> Any:
         return torch.get_rng_state().numpy()
 
-    def set_draws(self, state: Any) -> None:
+    def set_rng_state(self, state: Any) -> None:
         torch.set_rng_state(torch.from_numpy(np.array(state)))
 
     def preempted(self, step: int, asked: bool) -> bool:
@@ -118,12 +118,12 @@ class TorchEngine(Engine):
         return int(dynamo.counters["inductor"]["fxgraph_cache_hit"]) if dynamo else 0
 
     @contextmanager
-    def same_draws(self) -> Iterator[None]:
+    def fixed_rng_state(self) -> Iterator[None]:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             yield
 
-    def idle_source(self) -> Source:
+    def is_idle_source(self) -> Source:
         return Source("True")  # no graph but our own, which has a scope
 
     def asks_for_a_value(self, error: BaseException) -> bool:
@@ -228,7 +228,7 @@ class TorchEngine(Engine):
             source = sources[id(variable)] = source_of(value)
             return source
 
-        branch = Branch(lift, self.place)
+        branch = Branch(lift, self.current_graph)
         self._depth.value = depth + 1
         try:
             with torch.enable_grad():
