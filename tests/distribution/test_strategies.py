@@ -10,6 +10,7 @@ import pytest
 
 import trainstep as ts
 from trainstep._engines import Options
+from trainstep._function.settings import StepSettings
 
 
 def test_single_is_a_strategy() -> None:
@@ -52,7 +53,7 @@ def test_a_step_of_many_processes_that_calls_python_is_refused() -> None:
         ts.print(x)
         return x
 
-    told = ts.Function(step, options=Options(layout=many))
+    told = ts.Function(step, StepSettings(options=Options(layout=many)))
     with pytest.raises(ts.StrategyError, match=r"cannot call the host[\s\S]*to fix:"):
         told(np.ones(4, "float32"))
 

@@ -5,7 +5,7 @@
            --limit?-------> RetraceLimitError, carrying the entry
            --trace--> the step as the engine recorded it --compile--> Program --> ledger, cache
 
-The programs of a record for sizes that vary are made in `_sized`.
+The programs of a record for sizes that vary are made in `sizes/families.py`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainstep._common import user_code
 from trainstep._common.errors import RetraceLimitError
-from trainstep._engines import Engine, Executable, Options, Refused, Sizes, Traced
+from trainstep._engines import Executable, Refused, Sizes, Traced
 from trainstep._explain.ledger import TraceEvent
 from trainstep._function.arguments import Arguments, Key
 from trainstep._function.declared_signature import Declared
 from trainstep._function.dtypes import Dtypes
 from trainstep._function.measure_compilers import Tuned
 from trainstep._function.parameters import Parameters
-from trainstep._function.policies import Policies
 from trainstep._function.program_cache import Program
+from trainstep._function.settings import StepSettings
 from trainstep._function.shared_programs import shared
-from trainstep._function.sizes.families import Call, Sized
+from trainstep._function.sizes.families import Call, DynamicSizes
 from trainstep._function.sizes.family import Family
 from trainstep._function.sizes.pattern import Pattern
-from trainstep._function.sizes.policy import Shapes, Varying
+from trainstep._function.sizes.policy import Varying
 from trainstep._function.trace_reason import Announcer
 from trainstep._function.tracer import Record, Tracer
 from trainstep._state.locks import domain_of
@@ -43,133 +43,98 @@ from trainstep._state.locks import domain_of
 _tracing = threading.RLock()
 
 
+class Flat(NamedTuple):
+    """A call, flattened: its values as the signature has them, its key and its arrays."""
+
+    values: Sequence[Any]
+    key: Key
+    leaves: list[Any]
+
+
 class Compiler:
     """Makes the programs of one function."""
 
-    def __init__(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        *,
-        engine: Engine,
-        options: Options,
-        policies: Policies,
-        shapes: Shapes,
-        dynamic: Mapping[str, Any] | None,
-        signature: Sequence[Any] | None,
-        check: Callable[..., None] | None,
-        batches: bool,
-        uses: Callable[[], Sequence[Any]],
-        max_traces: int | None,
-    ) -> None:
-        self.name = name
+    def __init__(self, fn: Callable[..., Any], settings: StepSettings) -> None:
+        self._settings, self._engine, self.name = settings, settings.engine, settings.name
         self.parameters = Parameters(fn)
-        self.arguments = Arguments(engine)
-        names = self.parameters.names
+        self.arguments = Arguments(self._engine)
+        names, signature = self.parameters.names, settings.signature
         self._declared = (
-            None if signature is None else Declared(name, names, signature, engine.canonical)
+            None
+            if signature is None
+            else Declared(self.name, names, signature, self._engine.canonical)
         )
         declared = {} if self._declared is None else self._declared.dtypes()
-        self._dtypes = Dtypes(name, self.arguments, names, declared)
-        varying = Varying(dynamic, names)
+        self._dtypes = Dtypes(self.name, self.arguments, names, declared)
+        varying = Varying(settings.dynamic, names)
         if self._declared is not None:
             self._declared.tell_sizes(varying)
-        described = (self._declared and repr(self._declared), repr(dynamic), repr(shapes))
-        settings = (options, engine.name, max_traces, *described)
         self.cells: Any = _closure(fn)
-        kept = shared(fn, name, shapes.max_programs, policies, settings)
+        kept = shared(fn, settings, self._declared)
         self.programs, self.ledger, self.guard = kept
-        self._engine = engine
-        self._options = options
-        self._tracer = Tracer(
-            name,
-            fn,
-            self.guard.around(fn),
-            self.parameters,
-            self.arguments,
-            engine=engine,
-            options=options,
-            policies=policies,
-            uses=uses,
-            batches=batches,
-        )
-        self._check = check
-        self._max_traces = max_traces
+        self._tracer = Tracer(fn, self.guard.around(fn), self.parameters, self.arguments, settings)
         self._written: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._sized = Sized(
-            name,
-            _for_options(shapes, options),
-            varying,
-            engine=engine,
-            programs=self.programs,
-            ledger=self.ledger,
-            one_trace=max_traces == 1,
-            ahead=max_traces is None and engine.size_one_is_separate and _is_shared(options),
-            cells=self.cells,
-        )
-        self._announcer = Announcer(name, self.programs, self.ledger, self._sized, self.cells)
+        self._sized = DynamicSizes(settings, varying, self.programs, self.ledger, self.cells)
+        self._announcer = Announcer(self.name, self.programs, self.ledger, self._sized, self.cells)
 
     def written(self) -> list[Any]:
         """The variables that the programs write, in the order in which they were first seen."""
         return list(self._written.values())
 
-    def flatten(self, values: Sequence[Any]) -> tuple[Key, list[Any]]:
-        """The key of a call and its arrays."""
+    def flatten(self, values: Sequence[Any]) -> Flat:
+        """The values of a call as its signature has them, its key and its arrays."""
         if self._declared is not None:
             values = self._declared.conform(values)
         try:
-            return self._dtypes.conform(*self.arguments.flatten(values), values)
+            key, leaves = self._dtypes.conform(*self.arguments.flatten(values), values)
         except (TypeError, ValueError):
             for _ in self.arguments.parts(self.name, self.parameters.names, values):
                 pass  # raises an ArgumentError that names the culprit
             raise
+        return Flat(values, key, leaves)
 
-    def program(self, values: Sequence[Any]) -> Program:
+    def program(self, flat: Flat) -> Program:
         """The program for a call that has not been made before."""
         site = user_code.caller()
-        key, leaves = self.flatten(values)
-        program = self._sized.find(key)  # another size; nothing is traced, so no lock is needed
+        program = self._sized.find(flat.key)  # another size: without a trace, no lock is needed
         if program is not None:
             return program
         with _tracing:
             # Another thread may have been faster.
-            program = self.programs.find(key, self.cells) or self._sized.find(key)
+            program = self.programs.find(flat.key, self.cells) or self._sized.find(flat.key)
             if program is not None:
                 return program
-            call = self._describe(values, key, leaves, site)
+            call = self._describe(flat, site)
             return self._sized.compiled(call) or self._traced(call)
 
     def warm_up(self, values: Sequence[Any], *, smaller: bool) -> None:
         """Makes the program for a call ahead of time, and those for smaller sizes if asked to."""
         site = user_code.caller()
         with _tracing:
-            key, leaves = self.flatten(values)
-            call = self._describe(values, key, leaves, site)
+            flat = self.flatten(values)
+            call = self._describe(flat, site)
             if smaller:
                 self._sized.expect(call)
-            known = self.programs.find(key, self.cells) or self._sized.find(key)
+            known = self.programs.find(flat.key, self.cells) or self._sized.find(flat.key)
             if known is None or smaller:
                 _ = self._sized.compiled(call) or self._traced(call)
             if smaller:
                 self._sized.warm_up(call)
 
     def sizes(self, values: Sequence[Any]) -> dict[str, int]:
-        """The sizes of a call that may vary, by name."""
-        key, leaves = self.flatten(values)
-        return self._sized.sizes(self._describe(values, key, leaves, ""))
+        """The dynamic sizes of a call, by name."""
+        return self._sized.sizes(self._describe(self.flatten(values), ""))
 
-    def _describe(self, values: Sequence[Any], key: Key, leaves: Sequence[Any], site: str) -> Call:
-        if self._declared is not None:
-            values = self._declared.conform(values)
-        parts = self.arguments.parts(self.name, self.parameters.names, values)
-        return Call(values, key, leaves, self._dtypes.parts(key, parts), site)
+    def _describe(self, flat: Flat, site: str) -> Call:
+        parts = self.arguments.parts(self.name, self.parameters.names, flat.values)
+        return Call(*flat, self._dtypes.parts(flat.key, parts), site)
 
     def _traced(self, call: Call) -> Program:
         """Runs the user's Python: for all sizes if they vary, or for the shapes of this call."""
         if self._declared is not None:
             self._declared.check(call.values, call.parts)
-        if self._check is not None:
-            self._check(*call.values)
+        if self._settings.check is not None:
+            self._settings.check(*call.values)
         self._sized.check(call)
         found = self._sized.pattern(call)
         if found is not None and self._recorded(call, *found):
@@ -233,8 +198,9 @@ class Compiler:
         return record
 
     def _check_limit(self, event: TraceEvent) -> None:
-        if self._max_traces is not None and self.ledger.traces >= self._max_traces:
-            raise RetraceLimitError(self._max_traces, event)
+        limit = self._settings.max_traces
+        if limit is not None and self.ledger.traces >= limit:
+            raise RetraceLimitError(limit, event)
 
     def _make(self, call: Call, event: TraceEvent) -> tuple[Program, TraceEvent]:
         started = time.perf_counter()
@@ -260,8 +226,8 @@ class Compiler:
             return "python", traced.build("")
         compilers = traced.compilers or self._engine.compilers
         quick, thorough = compilers[0], compilers[-1]
-        if self._options.optimize != "measure" or quick == thorough:
-            compiler = thorough if self._options.optimize == "full" else quick
+        if self._settings.options.optimize != "measure" or quick == thorough:
+            compiler = thorough if self._settings.options.optimize == "full" else quick
             return compiler, traced.build(compiler)
 
         def decided(compiler: str, executable: Executable) -> None:
@@ -270,20 +236,6 @@ class Compiler:
 
         candidates = {name: traced.build(name) for name in (quick, thorough)}
         return "measuring", Tuned(candidates, decided)
-
-
-def _for_options(shapes: Shapes, options: Options) -> Shapes:
-    if options.repeat:
-        return replace(shapes, policy="exact")
-    if _is_shared(options):
-        # Which program runs must not depend on time.
-        return replace(shapes, background=False)
-    return shapes
-
-
-def _is_shared(options: Options) -> bool:
-    """Whether many processes run a step together."""
-    return options.layout is not None and options.layout.processes > 1
 
 
 def _uncompiled_advice(culprit: str) -> str:

@@ -1,16 +1,18 @@
-"""`function`: what makes a `Function` of a step, and checks what it is told about it."""
+"""`function`: makes a `Function` of a step, after checking the arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from trainstep import _engines
 from trainstep._engines import Engine, Options
 from trainstep._function.function import Function, P, R
 from trainstep._function.layout_scope import layout_of
 from trainstep._function.policies import OPTIMIZE, check_choice
 from trainstep._function.policies import policies as checked_policies
-from trainstep._function.sizes.policy import Shapes
+from trainstep._function.settings import StepSettings
+from trainstep._function.sizes.policy import Shapes, policy
 
 if TYPE_CHECKING:
     from trainstep._distribution.strategy import Strategy
@@ -114,19 +116,19 @@ def function(
     """
     policies = checked_policies("trainstep.function", side_effects, captures, nan_policy)
     check_choice("trainstep.function", "optimize", optimize, OPTIMIZE)
-    options = Options(donate, optimize, layout=layout_of("trainstep.function", strategy))
+    engine = engine or _engines.current()
+    settings = StepSettings(
+        name=name or "",
+        signature=signature,
+        max_traces=max_traces,
+        shapes=policy(shapes, engine),
+        dynamic=dynamic,
+        options=Options(donate, optimize, layout=layout_of("trainstep.function", strategy)),
+        policies=policies,
+        engine=engine,
+    )
 
     def decorate(fn: Callable[P, R]) -> Function[P, R]:
-        return Function(
-            fn,
-            signature=signature,
-            max_traces=max_traces,
-            name=name,
-            options=options,
-            shapes=shapes,
-            dynamic=dynamic,
-            policies=policies,
-            engine=engine,
-        )
+        return Function(fn, settings)
 
     return decorate if fn is None else decorate(fn)

@@ -12,20 +12,19 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from trainstep import _engines
 from trainstep._common.errors import SizesWarning
-from trainstep._engines import Engine, Options
 from trainstep._function.bound_method import BoundFunction
 from trainstep._function.compiler import Compiler
 from trainstep._function.declared_signature import check_largest, filled_with_zeros
 from trainstep._function.fast_path import hit
 from trainstep._function.policies import Policies
 from trainstep._function.program_cache import MISS, Program
-from trainstep._function.sizes.policy import Shapes, policy
+from trainstep._function.settings import StepSettings
+from trainstep._function.sizes.policy import Shapes
 from trainstep._function.verify import TOLERANCE, Verification, compared, probed
 from trainstep._state.scopes import current_scope
 
@@ -40,57 +39,14 @@ class Function(Generic[P, R]):
         ledger: Every trace of this function, and why it was made.
     """
 
-    def __init__(
-        self,
-        fn: Callable[P, R],
-        *,
-        signature: Sequence[Any] | None = None,
-        max_traces: int | None = None,
-        name: str | None = None,
-        options: Options | None = None,
-        shapes: Shapes | str = "auto",
-        dynamic: Mapping[str, Any] | None = None,
-        policies: Policies | None = None,
-        engine: Engine | None = None,
-        inlined: Callable[P, R] | None = None,
-        check: Callable[..., None] | None = None,
-        batches: bool = False,
-        uses: Callable[[], Sequence[Any]] = list,
-    ) -> None:
+    def __init__(self, fn: Callable[P, R], settings: StepSettings | None = None) -> None:
         functools.update_wrapper(self, fn, updated=())
-        inner: Any = fn
-        while isinstance(inner, functools.partial):
-            inner = inner.func
-        self.__name__: str = name or str(getattr(inner, "__name__", type(inner).__name__))
-        self._fn, self._signature, self._dynamic = fn, signature, dynamic
-        self._other = {
-            "max_traces": max_traces,
-            "name": name,
-            "shapes": shapes,
-            "inlined": inlined,
-            "check": check,
-            "batches": batches,
-            "uses": uses,
-        }
-        self._options = options or Options()
-        self._policies = policies or Policies()
-        self._engine = engine or _engines.current()
-        self._compiler = Compiler(
-            self.__name__,
-            fn,
-            engine=self._engine,
-            options=self._options,
-            policies=self._policies,
-            shapes=policy(shapes, self._engine),
-            dynamic=dynamic,
-            signature=signature,
-            check=check,
-            batches=batches,
-            uses=uses,
-            max_traces=max_traces,
-        )
-        # What a call inside another step runs.
-        self._inlined: Callable[P, R] = self._compiler.guard.around(inlined or fn)
+        settings = settings or StepSettings()
+        self.__name__: str = settings.name or _name_of(fn)
+        self._fn, self._settings, self._engine = fn, settings, settings.engine
+        self._compiler = Compiler(fn, replace(settings, name=self.__name__))
+        # Runs in place of `fn` inside another step.
+        self._inlined: Callable[P, R] = self._compiler.guard.around(settings.inlined or fn)
         self.ledger = self._compiler.ledger
         self._idle = self._engine.is_idle
         self._bind = self._compiler.parameters.bind
@@ -108,10 +64,11 @@ class Function(Generic[P, R]):
         ):
             return self._inlined(*args, **kwargs)
         values = self._bind(args, kwargs)
-        key, leaves = self._flatten(values)
+        flat = self._flatten(values)
+        _, key, leaves = flat
         program = self._programs.find(key, self._cells)
         if program is None:
-            return self._first_run(self._compiler.program(values), leaves)
+            return self._first_run(self._compiler.program(flat), leaves)
         if values is args:
             ways = hit(program, args, leaves, self._compiler.arguments)
             self._programs.shorten(key, args, ways, program)
@@ -161,17 +118,10 @@ class Function(Generic[P, R]):
 
     def laid_out(self, layout: Any) -> Function[P, R]:
         """The same function with another layout, traced anew; itself if it has that one."""
-        if layout is self._options.layout:
+        options = self._settings.options
+        if layout is options.layout:
             return self
-        return Function(
-            self._fn,
-            signature=self._signature,
-            dynamic=self._dynamic,
-            options=replace(self._options, layout=layout),
-            policies=self._policies,
-            engine=self._engine,
-            **self._other,  # type: ignore[arg-type]
-        )
+        return Function(self._fn, replace(self._settings, options=replace(options, layout=layout)))
 
     @property
     def trace_count(self) -> int:
@@ -249,20 +199,19 @@ class Function(Generic[P, R]):
             True
         """
         policy = "bucket" if self._engine.sizes == "bucket" else "dynamic"
-        fn, dynamic, options = probed(self._fn), self._dynamic, self._options
         sizes = self._compiler.sizes(self._bind(args, kwargs))
         grid = {name: (2 * size,) for name, size in sizes.items()}
         shapes = Shapes(policy, grid=grid, background=False)
-        make = functools.partial(
-            Function,
-            fn,
-            signature=self._signature,
-            options=options,
+        plain = StepSettings(
+            signature=self._settings.signature,
+            shapes=Shapes("exact"),
+            options=self._settings.options,
             policies=Policies("allow", "ignore"),
             engine=self._engine,
         )
-        exact: Any = make(shapes="exact")
-        varying: Any = make(shapes=shapes, dynamic=dynamic)
+        fn = probed(self._fn)
+        exact: Any = Function(fn, plain)
+        varying: Any = Function(fn, replace(plain, shapes=shapes, dynamic=self._settings.dynamic))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SizesWarning)
             for each in (exact, varying):  # a trace may draw random numbers, too
@@ -284,3 +233,9 @@ class Function(Generic[P, R]):
 
     def __reduce__(self) -> str:
         return str(getattr(self, "__qualname__", self.__name__))  # by name, as functions are
+
+
+def _name_of(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, "__name__", type(fn).__name__))

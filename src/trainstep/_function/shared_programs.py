@@ -25,8 +25,8 @@ from keras.src.backend.common import KerasVariable
 from trainstep._common.user_code import is_users_file
 from trainstep._explain.ledger import Ledger
 from trainstep._function.inside.nan_guard import Guard, Unguarded, guard
-from trainstep._function.policies import Policies
 from trainstep._function.program_cache import Programs
+from trainstep._function.settings import StepSettings
 
 _PLACE = "_trainstep_programs"
 _BY_VALUE = (bool, int, float, str, bytes, type(None), enum.Enum)
@@ -51,13 +51,18 @@ class _Shelf:
         self.entries: dict[Any, tuple[list[weakref.ref[Any]], Shared]] = {}
 
 
-def shared(
-    fn: Callable[..., Any], name: str, bound: int, policies: Policies, settings: tuple[Any, ...]
-) -> Shared:
-    """The programs, ledger and guard of a function: those of an equal one, or new ones."""
+def shared(fn: Callable[..., Any], settings: StepSettings, declared: Any) -> Shared:
+    """The programs, ledger and guard of a function: those of an equal one, or new ones.
+
+    Args:
+        fn: The function.
+        settings: Its settings.
+        declared: Its signature, if it has one.
+    """
+    name, policies, shapes = settings.name, settings.policies, settings.shapes
     code = getattr(inspect.unwrap(fn), "__code__", None)
     written = code if code is not None and is_users_file(code) else None
-    new = Programs(bound), Ledger(name, written), guard(name, policies.nan_policy)
+    new = Programs(shapes.max_programs), Ledger(name, written), guard(name, policies.nan_policy)
     captured = _captured(fn)
     owner = next((c for c in captured or () if isinstance(c, keras.Model)), None)
     if captured is None or owner is None:
@@ -65,7 +70,9 @@ def shared(
     shelf: _Shelf = vars(owner).setdefault(_PLACE, _Shelf())
     objects = [c for c in captured if not isinstance(c, _BY_VALUE) and c is not owner]
     values = tuple((type(c), c) if isinstance(c, _BY_VALUE) else id(c) for c in captured)
-    key = (getattr(fn, "__code__", None), name, policies, settings, values)
+    texts = (declared and repr(declared), repr(settings.dynamic), repr(shapes))
+    compiled = (settings.options, settings.engine.name, settings.max_traces, *texts)
+    key = (getattr(fn, "__code__", None), name, policies, compiled, values)
     found = shelf.entries.get(key)
     if found is None:
         # An object that dies takes the entry along, before its id is given to another.

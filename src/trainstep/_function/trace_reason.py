@@ -12,7 +12,7 @@ from trainstep._explain.causes import trace_advice
 from trainstep._explain.ledger import Ledger, TraceEvent
 from trainstep._explain.signature import Change, Signature, nearest
 from trainstep._function.program_cache import Programs
-from trainstep._function.sizes.families import Call, Sized
+from trainstep._function.sizes.families import Call, DynamicSizes
 from trainstep._function.sizes.pattern import Pattern, with_sizes
 
 _OFTEN = 3  # new values of one name
@@ -30,7 +30,7 @@ class Announcer:
     """
 
     def __init__(
-        self, name: str, programs: Programs, ledger: Ledger, sized: Sized, cells: Any
+        self, name: str, programs: Programs, ledger: Ledger, sized: DynamicSizes, cells: Any
     ) -> None:
         self._name = name
         self._programs = programs

@@ -25,14 +25,14 @@ from trainstep._common.errors import (
     StaleCaptureWarning,
     TrainstepError,
 )
-from trainstep._engines import Engine, Options, Refused, Sizes, Traced
+from trainstep._engines import Refused, Sizes, Traced
 from trainstep._explain import advice
 from trainstep._explain.advice import Effect
 from trainstep._explain.ledger import listeners
 from trainstep._function.arguments import Arguments
 from trainstep._function.inside.nan_findings import hearing, judged
 from trainstep._function.parameters import Parameters
-from trainstep._function.policies import Policies
+from trainstep._function.settings import StepSettings
 from trainstep._function.sizes.families import Call
 from trainstep._function.sizes.pattern import Pattern, enlarged
 from trainstep._function.validity import Watch
@@ -64,36 +64,25 @@ class Tracer:
     """Traces one function.
 
     Args:
-        name: What messages call it.
         fn: The function.
-        run: What is run for it, with what stands guard around it.
+        run: The function to run in its place: the same, with the NaN guard around it.
         parameters: Its parameters.
-        arguments: Takes the values of a call apart, and puts them together again.
-        engine: The engine.
-        options: What the user asked of the compiler.
-        policies: What the user wants done about Python around the step.
-        uses: Objects that the function uses and that its code does not tell.
-        batches: Whether it is a trainer's step, all of whose own code is ours.
+        arguments: Flattens the values of a call, and rebuilds them.
+        settings: The settings of the step.
     """
 
     def __init__(
         self,
-        name: str,
         fn: Callable[..., Any],
         run: Callable[..., Any],
         parameters: Parameters,
         arguments: Arguments,
-        *,
-        engine: Engine,
-        options: Options,
-        policies: Policies,
-        uses: Callable[[], Sequence[Any]],
-        batches: bool,
+        settings: StepSettings,
     ) -> None:
-        self._batches = batches
-        self._name, self._fn, self._run = name, fn, run
+        self._fn, self._run = fn, run
         self._parameters, self._arguments = parameters, arguments
-        self._engine, self._options, self._policies, self._uses = engine, options, policies, uses
+        self._settings, self._name = settings, settings.name
+        self._engine, self._policies = settings.engine, settings.policies
         self._told: set[Any] = set()
 
     def trace(
@@ -140,7 +129,7 @@ class Tracer:
         try:
             control = traced_control_flow(by_value=self._engine.branches_by_value)
             with control, deferred_constants(), traced_seeds():
-                traced = self._engine.trace(step, leaves, recorder, self._options, axes)
+                traced = self._engine.trace(step, leaves, recorder, self._settings.options, axes)
         except (TrainstepError, Refused) as error:
             if pattern is None or isinstance(error, Refused):
                 raise
@@ -165,7 +154,7 @@ class Tracer:
 
     def _blame_the_batch(self, error: Exception) -> None:
         """Makes an error of a trainer's step one of its batch, if no user's code raised it."""
-        if self._batches and not user_code.raised_at(error.__traceback__)[1]:
+        if self._settings.is_trainer_step and not user_code.raised_at(error.__traceback__)[1]:
             raise ArgumentError(
                 self._name,
                 "batch",
@@ -197,7 +186,7 @@ class Tracer:
         """What the step reaches in Python, as far as it can be followed."""
         if self._policies.captures == "ignore" and self._policies.side_effects == "allow":
             return Reach()
-        found = reached(self._fn, values, self._uses)
+        found = reached(self._fn, values, self._settings.uses)
         for missed in found.missed[:1]:
             log.warning("not all that `%s` takes from around it is watched: %s", self._name, missed)
         return found

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from trainstep import _engines
 from trainstep._data.batch_checks import Check
 from trainstep._data.protocol import Batch
 from trainstep._engines import Options
@@ -16,7 +17,8 @@ from trainstep._explain.ledger import Events, merged
 from trainstep._function.function import Function
 from trainstep._function.parameters import Parameters
 from trainstep._function.policies import Policies
-from trainstep._function.sizes.policy import Shapes
+from trainstep._function.settings import StepSettings
+from trainstep._function.sizes.policy import Shapes, policy
 from trainstep._state.optimizer_slots import make_known
 from trainstep._trainer.inspect import Inspector
 from trainstep._trainer.logs import Logs, LogsAt
@@ -121,21 +123,21 @@ class Functions:
         policies = self._settings.policies
         if not trains:  # there is nothing to keep bad numbers out of
             policies = replace(policies, nan_policy=None)
-        return Function(
-            fn,
+        settings = StepSettings(
             name=f"{self.model.name}.{name}",
             max_traces=self._settings.max_traces,
             options=Options(
                 optimize=self._settings.optimize, repeat=repeat, layout=self._settings.layout
             ),
-            shapes=self._settings.shapes,
+            shapes=policy(self._settings.shapes, _engines.current()),
             dynamic={n: axes for n, axes in dynamic.items() if n in Parameters(fn).names},
             policies=policies,
             inlined=inlined,
             check=check,
-            batches=check is not None,
+            is_trainer_step=check is not None,
             uses=self._recipe.used,
         )
+        return Function(fn, settings)
 
     def _check(self, method: str, *, targets: bool, values: bool = True) -> Callable[..., None]:
         """What happens before a step is traced."""

@@ -17,6 +17,7 @@ from trainstep._common.structure import filled, leaves, structure
 from trainstep._engines import current
 from trainstep._explain.ledger import Events, merged
 from trainstep._function.function import Function
+from trainstep._function.settings import StepSettings
 from trainstep._function.sizes.policy import Shapes, policy
 from trainstep._state.scopes import current_scope
 from trainstep.graph._feeds import check_graph, checks, converter, named, tensor_of
@@ -168,11 +169,13 @@ class Session:
                     plan,
                     Function(
                         plan,
-                        name=plan.__name__,
-                        shapes=self._shapes,
-                        dynamic={name: found for name, found in axes.items() if found},
-                        check=checks(plan.fed),
-                        uses=plan.uses,
+                        StepSettings(
+                            name=plan.__name__,
+                            shapes=self._shapes,
+                            dynamic={name: found for name, found in axes.items() if found},
+                            check=checks(plan.fed),
+                            uses=plan.uses,
+                        ),
                     ),
                 )
             return self._functions[key]

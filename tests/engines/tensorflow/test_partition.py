@@ -22,6 +22,7 @@ from trainstep._engines import Options
 from trainstep._engines.tensorflow.layout import Layout, Record
 from trainstep._engines.tensorflow.partition import partition as parts
 from trainstep._function.function import Function
+from trainstep._function.settings import StepSettings
 
 DEVICES = ["/CPU:0"] * 3
 
@@ -235,7 +236,7 @@ def test_each_part_has_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def loss(x: Any) -> Any:
         return ts.value_and_grad(lambda: keras.ops.mean(model(x) ** 2), model.trainable_variables)()
 
-    told = Function(loss, options=Options(layout=Layout(DEVICES)))
+    told = Function(loss, StepSettings(options=Options(layout=Layout(DEVICES))))
     told(normal(8, 4).astype("float32"))
     assert rows
     assert not any(8 in shape for shape in rows)

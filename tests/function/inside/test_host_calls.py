@@ -19,6 +19,7 @@ from keras import ops
 
 import trainstep as ts
 from tests.helpers import host, normal, values_of
+from trainstep._function.settings import StepSettings
 from trainstep.testing import NullEngine, wait_for_compilation
 
 ONE, TWO = np.array(1.0, "float32"), np.array(2.0, "float32")
@@ -627,7 +628,7 @@ def test_steps_of_one_call_are_in_order_without_variables(backend: str) -> None:
         ts.callback(lambda a: seen.append(-float(a)), x)
         return x
 
-    several: Any = ts.Function(step, options=Options(repeat=8))
+    several: Any = ts.Function(step, StepSettings(options=Options(repeat=8)))
     several(np.arange(8, dtype="float32"))
     several(np.arange(8, dtype="float32"))
 

@@ -14,16 +14,17 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainstep._common import user_code
 from trainstep._common.errors import SizesWarning
-from trainstep._engines import Engine, Refused
+from trainstep._engines import Refused
 from trainstep._explain.ledger import Ledger, TraceEvent
 from trainstep._explain.signature import Part
 from trainstep._function.arguments import Key
 from trainstep._function.program_cache import Program, Programs
+from trainstep._function.settings import StepSettings
 from trainstep._function.sizes import background
 from trainstep._function.sizes.buckets import Bucket, Buckets
 from trainstep._function.sizes.family import Family
@@ -53,32 +54,32 @@ class Call:
         return [part.label for part in self.parts if part.kind in ("array", "number")]
 
 
-class Sized:
+class DynamicSizes:
     """The families of one function."""
 
     def __init__(
         self,
-        name: str,
-        shapes: Shapes,
+        settings: StepSettings,
         varying: Varying,
-        *,
-        engine: Engine,
         programs: Programs,
         ledger: Ledger,
-        one_trace: bool,
-        ahead: bool,
         cells: Any,
     ) -> None:
-        self._name, self._shapes, self._varying, self._engine = name, shapes, varying, engine
+        self._name, self._engine, self._varying = settings.name, settings.engine, varying
+        self._shapes = _shapes_for(settings)
         self._programs, self._ledger, self._cells = programs, ledger, cells
         # Shapes and patterns of the calls before, and what could not be recorded, by skeleton.
         self._bases: dict[Any, list[Sequence[Sequence[int | str]]]] = {}
         self._refused: dict[Any, dict[Pattern, str]] = {}
         self._expected: set[Any] = set()
         self._untold: list[tuple[Any, Pattern]] = []
-        self._one_trace = one_trace  # there may be no second one for sizes that are known to vary
-        self._ahead = ahead  # the first call is recorded for all sizes, if it can be
-        self._on = engine.sizes != "exact" and shapes.policy != "exact"
+        # There may be no second trace for sizes that are known to be dynamic.
+        self._one_trace = settings.max_traces == 1
+        # The first call is recorded for all sizes, if it can be: the processes of a job may get
+        # different sizes, and have to compile the same.
+        separate = self._engine.size_one_is_separate
+        self._ahead = settings.max_traces is None and separate and settings.is_shared
+        self._on = self._engine.sizes != "exact" and self._shapes.policy != "exact"
 
     # Families that there are -----------------------------------------------------------------
 
@@ -333,6 +334,15 @@ class Sized:
             SizesWarning,
             stacklevel=user_code.depth(),
         )
+
+
+def _shapes_for(settings: StepSettings) -> Shapes:
+    if settings.options.repeat:
+        return replace(settings.shapes, policy="exact")
+    if settings.is_shared:
+        # The choice of a program must not depend on time: all processes have to make the same.
+        return replace(settings.shapes, background=False)
+    return settings.shapes
 
 
 _CURE = "let the step do the same for every size, or pass shapes='exact' if that is meant"
