@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import os
@@ -124,7 +125,7 @@ def test_no_other_public_name_is_exported() -> None:
         getattr(ts, name)
     public = [n for n, o in vars(ts).items() if not n.startswith("_") and not inspect.ismodule(o)]
 
-    assert sorted([*public, "doctor"]) == NAMES
+    assert sorted(public) == NAMES
 
 
 def test_there_is_a_version() -> None:
@@ -184,12 +185,13 @@ def test_the_check_of_the_import_can_fail(tmp_path: Path) -> None:
     assert found["printed"] == "hello\n"
 
 
-def test_names_are_known_without_importing_what_they_are() -> None:
-    from trainstep import _public
-    from trainstep._common import public_names
+def test_type_checkers_see_the_same_names() -> None:
+    stub = ast.parse(Path(ts.__file__).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: node.module for node in imports for alias in node.names}
 
-    passed_on = [name for name in vars(_public) if not name.startswith("_")]
-    assert list(public_names.NAMES) == sorted([*passed_on, "doctor"])
+    assert homes.pop("graph") == "trainstep"
+    assert homes == ts._HOME_OF
 
 
 def test_asking_for_a_name_that_is_not_there_imports_nothing() -> None:

@@ -19,7 +19,7 @@ from keras import layers
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import trainstep as ts
-from trainstep._engines.torch import program, state
+from trainstep._engines.torch import state
 from trainstep._engines.torch.tricks import torchscript_replay
 from trainstep._engines.torch.tricks.lean_graph import lean
 from trainstep._engines.torch.tricks.torchscript_replay import Replay
@@ -50,16 +50,6 @@ def both_ways(function: Function, *tensors: torch.Tensor) -> Any:
         for x in got:
             x.fill_(77)  # it is the caller's
     return result
-
-
-class Plain:
-    """In the place of a `Replay`: the record as it is, by Python."""
-
-    def __init__(self, module: Any, switches: Any, written: Any) -> None:
-        self.unread = self._run = torchscript_replay._swapping(module.forward, module, written)
-
-    def __call__(self, *inputs: Any) -> Any:
-        return self._run(*inputs)
 
 
 # Records ------------------------------------------------------------------------------------
@@ -391,7 +381,7 @@ def test_a_replay_trains_like_its_record(
         return model.get_weights(), [*logs, *history["loss"], *history["accuracy"]]
 
     weights, logs = trained()
-    monkeypatch.setattr(program, "Replay", Plain)
+    monkeypatch.setenv("TRAINSTEP_TRICKS", "lean_graph,torchscript_replay")
     expected_weights, expected_logs = trained()
     assert logs == expected_logs
     for got, expected in zip(weights, expected_weights, strict=True):

@@ -1,5 +1,6 @@
-"""All public names that need Keras; `_names.py` lists them without importing it."""
+"""The public names, for type checkers; `__init__.py` imports each when it is first used."""
 
+from trainstep import graph as graph
 from trainstep._common.disk_cache import set_cache as set_cache
 from trainstep._common.errors import ArgumentError as ArgumentError
 from trainstep._common.errors import CheckpointError as CheckpointError
@@ -23,6 +24,7 @@ from trainstep._distribution.strategy import Mirrored as Mirrored
 from trainstep._distribution.strategy import Sharded as Sharded
 from trainstep._distribution.strategy import Single as Single
 from trainstep._distribution.strategy import Strategy as Strategy
+from trainstep._doctor import doctor as doctor
 from trainstep._explain.ledger import Ledger as Ledger
 from trainstep._explain.ledger import TraceEvent as TraceEvent
 from trainstep._explain.ledger import ledger as ledger
@@ -43,3 +45,5 @@ from trainstep._trainer.checkpoints import Checkpoints as Checkpoints
 from trainstep._trainer.inspect import Inspection as Inspection
 from trainstep._trainer.logs import Logs as Logs
 from trainstep._trainer.trainer import Trainer as Trainer
+
+__version__: str
