@@ -70,8 +70,8 @@ _HOMES = {
     "trainstep._trainer.logs": ("Logs",),
     "trainstep._trainer.trainer": ("Trainer",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = [*sorted(_HOME_OF)]
+_HOME_OF = dict(sorted((name, home) for home, names in _HOMES.items() for name in names))
+__all__ = list(_HOME_OF)
 
 
 def __getattr__(name: str) -> _typing.Any:

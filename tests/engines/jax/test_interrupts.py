@@ -89,16 +89,31 @@ def test_ctrl_c_in_the_first_call_with_arrays_of_jax_changes_nothing(presses: li
     assert total.numpy().tolist() == [4, 4, 4]
 
 
-def test_a_handler_may_call_the_step_that_it_interrupted(presses: list[int]) -> None:
+def test_a_handler_may_run_another_step_on_the_same_variables(presses: list[int]) -> None:
     total, add = counter()
+    ten = ts.function(lambda: total.assign_add([10, 10, 10]))
     handled = []
-    signal.signal(signal.SIGUSR1, lambda *_: (presses.clear(), handled.append(1), add(X)))
+    signal.signal(signal.SIGUSR1, lambda *_: (presses.clear(), handled.append(1), ten()))
     presses.append(signal.SIGUSR1)
 
     add(X)
 
     assert handled == [1]
-    assert total.numpy().tolist() == [2, 2, 2]
+    assert total.numpy().tolist() == [11, 11, 11]
+
+
+def test_a_handler_that_calls_the_step_in_its_first_call_is_refused(presses: list[int]) -> None:
+    """By JAX, which does not call a program inside the first call of it."""
+    total, add = counter()
+    signal.signal(signal.SIGUSR1, lambda *_: (presses.clear(), add(X)))
+    presses.append(signal.SIGUSR1)
+
+    with pytest.raises(RecursionError):
+        add(X)
+
+    assert total.numpy().tolist() == [0, 0, 0]
+    add(X)
+    assert total.numpy().tolist() == [1, 1, 1]
 
 
 def test_an_error_of_the_program_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
