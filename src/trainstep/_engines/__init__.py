@@ -1,4 +1,8 @@
-"""The engines: the only code that imports JAX, TensorFlow or torch."""
+"""The engines: the only code that imports JAX, TensorFlow or torch.
+
+A recorded step enters by the contract (`contract.py`); an executable leaves. An engine may import
+`_state`, `_explain` and `_common`, and no other engine; `null.py` is one that compiles nothing.
+"""
 
 from __future__ import annotations
 
