@@ -11,35 +11,26 @@ QUIET := TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0
 # The tests compute with small arrays, on which torch's threads would only wait for each other.
 TESTING := $(QUIET) OMP_NUM_THREADS=1
 
-.PHONY: demo test test-jax test-tensorflow test-torch bench docs lint format clean \
-  steps-jax steps-tensorflow steps-torch doctor-jax doctor-tensorflow doctor-torch \
-  devices-jax devices-tensorflow devices-torch
+.PHONY: demo test test-all test-slow-third test-jax test-tensorflow \
+  test-torch bench docs lint format clean
 
 demo: $(VENV)/base.done
 	$(QUIET) KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/digits.py
 
-# One process per engine and part, as many at a time as there are processors, the longest first.
-ENGINES := jax torch tensorflow
+# Every engine, one after the other, each with as many processes as there are processors; ARGS are
+# pytest's: make test ARGS="tests/function/test_parity.py -x". The slow tests are left out.
+TESTS = $(TESTING) $(BIN)/python -m tests.run --jobs $(JOBS)
 test: $(VENV)/all.done
-	@$(MAKE) --no-print-directory -j$(JOBS) steps-torch steps-jax steps-tensorflow \
-	  devices-jax doctor-tensorflow devices-torch doctor-torch doctor-jax devices-tensorflow
+	@$(TESTS) $(ARGS)
 
-PYTEST = $(TESTING) KERAS_BACKEND=$* $(BIN)/python -m pytest $(ARGS)
-test-jax: devices-jax
-test-tensorflow: devices-tensorflow
-test-torch: devices-torch
+test-all: $(VENV)/all.done
+	@$(TESTS) --slow $(ARGS)
+
+test-slow-third: $(VENV)/all.done
+	@$(TESTS) --slow-third $(ARGS)
+
 test-jax test-tensorflow test-torch: test-%: $(VENV)/all.done
-	@$(PYTEST) 2>&1 | sed -u 's/^/$*: /'
-
-$(ENGINES:%=steps-%): steps-%: $(VENV)/all.done
-	@$(PYTEST) --ignore tests/doctor --ignore tests/distribution 2>&1 | sed -u 's/^/$*: /'
-
-$(ENGINES:%=doctor-%): doctor-%: $(VENV)/all.done
-	@$(PYTEST) tests/doctor 2>&1 | sed -u 's/^/$*, doctor: /'
-
-# In a process of its own: how many devices there are is fixed when the engine starts.
-$(ENGINES:%=devices-%): devices-%: $(VENV)/all.done
-	@TRAINSTEP_DEVICES=4 $(PYTEST) tests/distribution 2>&1 | sed -u 's/^/$*, devices: /'
+	@$(TESTS) --engines $* $(ARGS)
 
 bench: $(VENV)/all.done
 	$(QUIET) $(BIN)/python -m benchmarks.compare $(ARGS)

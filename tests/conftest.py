@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,11 +28,22 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what needs no engine where another engine's process runs it."""
-    if ENGINE != "jax":
-        plain = {item for item in items if item.get_closest_marker("plain")}
-        config.hook.pytest_deselected(items=list(plain))
-        items[:] = [item for item in items if item not in plain]
+    """Leaves out what needs no engine where another engine's process runs it.
+
+    With `TRAINSTEP_SLOW_THIRD`, two thirds of the slow tests are left out, too.
+    """
+    third = os.environ.get("TRAINSTEP_SLOW_THIRD")
+
+    def is_left_out(item: pytest.Item) -> bool:
+        if ENGINE != "jax" and item.get_closest_marker("plain"):
+            return True
+        number = zlib.crc32(f"{ENGINE} {item.nodeid}".encode()) % 3
+        slow = item.get_closest_marker("slow") is not None
+        return third is not None and slow and number != int(third)
+
+    left = {item for item in items if is_left_out(item)}
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture

@@ -1,0 +1,113 @@
+"""Runs the tests on each engine and prints what passed.
+
+    python -m tests.run [--slow] [--slow-third] [--engines jax,torch] [pytest's own arguments]
+
+Each engine has a process group of its own: Keras fixes its backend when it is imported. The tests
+of several devices and of the engine without its tricks follow in processes of their own, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+ENGINES = ("jax", "tensorflow", "torch")
+# The engines must give the same numbers without their tricks.
+WITHOUT_TRICKS = (
+    "tests/function/test_parity.py",
+    "tests/function/test_safety.py",
+    "tests/function/test_aliasing.py",
+    "tests/function/sizes/test_policy.py",
+    "tests/trainer/test_threads.py",
+)
+COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
+NO_TESTS = 5  # pytest's exit code
+
+
+@dataclass
+class Result:
+    """The outcome of one run of pytest."""
+
+    name: str
+    code: int
+    seconds: float
+    counts: dict[str, int]
+
+    def line(self) -> str:
+        """One row of the summary."""
+        failed = self.counts.get("failed", 0) + self.counts.get("error", 0)
+        words = "ok" if not self.code else f"exit code {self.code}"
+        passed, skipped = self.counts.get("passed", 0), self.counts.get("skipped", 0)
+        return (
+            f"{self.name:30} {passed:5} passed {failed:4} failed {skipped:4} skipped "
+            f"{self.seconds / 60:5.1f} min  {words}"
+        )
+
+
+def run(name: str, arguments: list[str], **environment: str) -> Result:
+    """Runs pytest, with its lines behind a name as they come."""
+    started, last = time.monotonic(), ""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(f"{name}: {line}", end="", flush=True)
+        last = line if COUNT.search(line) and " in " in line else last
+    code = process.wait()
+    counts = {word: int(number) for number, word in COUNT.findall(last)}
+    return Result(name, 0 if code == NO_TESTS else code, time.monotonic() - started, counts)
+
+
+def runs(engine: str, selected: str, jobs: int, more: list[str]) -> list[Result]:
+    """All runs of one engine."""
+    chosen = {"KERAS_BACKEND": engine}
+    shared = ["-n", str(jobs), "--dist", "worksteal", *more]
+    found = [run(engine, ["-m", f"({selected}) and not devices", *shared], **chosen)]
+    if more:  # files of the caller's choice, and nothing else
+        return found
+    if engine != "torch":  # which has one device in a process
+        devices = ["-m", f"({selected}) and devices", "tests/distribution", *shared]
+        found.append(run(f"{engine}, devices", devices, TRAINSTEP_DEVICES="4", **chosen))
+    plain = ["-m", "not slow and not devices", *WITHOUT_TRICKS, *shared]
+    found.append(run(f"{engine}, without tricks", plain, TRAINSTEP_TRICKS="off", **chosen))
+    return found
+
+
+def main() -> int:
+    """Reads the command line and runs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--slow", action="store_true", help="the slow tests as well")
+    parser.add_argument("--slow-third", action="store_true", help="a third of the slow tests alone")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="names, with commas between")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
+    options, more = parser.parse_known_args()
+    selected = "slow" if options.slow_third else "slow or not slow" if options.slow else "not slow"
+    if options.slow_third:
+        os.environ["TRAINSTEP_SLOW_THIRD"] = str(_commit() % 3)
+    results: list[Result] = []
+    for engine in options.engines.split(","):
+        results += runs(engine, selected, options.jobs, more)
+    print("", *(result.line() for result in results), sep="\n")
+    return int(any(result.code for result in results))
+
+
+def _commit() -> int:
+    """A number that changes from commit to commit."""
+    asked = ["git", "rev-parse", "HEAD"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return int(found or "0", 16)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
