@@ -53,8 +53,8 @@ class Doctor:
         self._torch = Torch(self._watcher, self._keras)
         self._ours = Ours(self._watcher)
         self._command = list(command)
-        self._xla = XlaLog(self._tensorflow.xla.log_says) if xla else None
-        self._tensorflow.xla.logged = xla
+        self._xla = XlaLog(self._tensorflow.xla.logged) if xla else None
+        self._tensorflow.xla.reads_log = xla
         self._running = False
         self.error = ""  # that the script ended in
 

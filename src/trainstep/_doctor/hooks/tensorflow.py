@@ -24,7 +24,7 @@ from trainstep._doctor.hooks.function_identity import another, arguments, code_o
 from trainstep._doctor.hooks.keras import Keras, in_words
 from trainstep._doctor.hooks.nearest import why
 from trainstep._doctor.hooks.tensorflow_types import context_causes, relaxed, signature
-from trainstep._doctor.hooks.tensorflow_xla import Programs, Xla
+from trainstep._doctor.hooks.tensorflow_xla import XlaCompilations, XlaPrograms
 from trainstep._doctor.hooks.watcher import Kept, Open, Watcher, weak
 from trainstep._doctor.records import Calls, Cause, Site, Trace
 
@@ -37,9 +37,11 @@ _EARLIER = 8  # function objects that may still be in use
 class Made:
     """What is known of one function object, with the others of its code. Does not hold it."""
 
-    def __init__(self, where: Site, known: list[Made], programs: Programs, *, bound: bool) -> None:
+    def __init__(
+        self, where: Site, known: list[Made], programs: XlaPrograms, *, bound: bool
+    ) -> None:
         self.where, self.known, self.bound = where, known, bound
-        self.programs = programs  # of XLA's
+        self.xla_programs = programs
         self.calls = 0
         self.group = ""
         self.kept: Kept | None = None
@@ -52,7 +54,7 @@ class TensorFlow:
 
     def __init__(self, watcher: Watcher, keras: Keras) -> None:
         self._watcher, self._keras = watcher, keras
-        self.xla = Xla(watcher)
+        self.xla = XlaCompilations(watcher)
         self._tracing_for: dict[int, Made] = {}  # by the numbers of traces that are open
         self._made: dict[tuple[CodeType | None, bool], list[Made]] = {}
         self._replaced: list[tuple[Trace, list[tuple[Made, int]]]] = []
@@ -127,18 +129,16 @@ class TensorFlow:
                     result = original(fn, *args, **kwargs)
                     outer = self._outermost()
                     if outer is not None:
-                        self.xla.entered(made.programs, outer, opened[0].trace)
+                        self.xla.called_inside(made.xla_programs, outer, opened[0].trace.function)
                     return result
                 made.calls += 1
                 if len(made.times) < _TIMES:
                     made.times.append(self._watcher.log.elapsed())
                 traced = len(made.traces)
-                if made.programs.within:
-                    result = self.xla.call(made.programs, original, fn, args, kwargs)
+                if made.xla_programs.jit_compile:
+                    result = self.xla.call(made.xla_programs, original, fn, args, kwargs)
                 else:
                     result = original(fn, *args, **kwargs)
-                    if made.programs.within:  # as has turned out when it was traced
-                        self.xla.called(made.programs, (args, kwargs), sys._getframe(1))
                 kept = made.kept
                 if kept is not None and traced == len(made.traces) and not kept.holds():
                     noticed = functools.partial(site, sys._getframe(1))
@@ -179,7 +179,8 @@ class TensorFlow:
         near = itertools.islice(outwards(frame), 3)
         bound = any(each.f_code.co_name in _BINDING for each in near)
         known = self._made.setdefault((code, bound), [])
-        made = Made(site(frame), known, Programs(compiled=bool(fn._jit_compile)), bound=bound)
+        programs = XlaPrograms(jit_compile=bool(fn._jit_compile))
+        made = Made(site(frame), known, programs, bound=bound)
         known.append(made)
         fn._trainstep_made = made
         fn._function_captures._trainstep_owner = weak(fn)
@@ -220,7 +221,7 @@ class TensorFlow:
             trace.causes = [Cause(kind, in_words(text)) for kind, text in trace.causes]
         uses = list if step is None else step.uses
         opened = self._watcher.begin(trace, fn, arguments(found), uses)
-        self.xla.named[options.name] = trace
+        self.xla.traces_by_name[options.name] = trace
         if made is not None:
             self._tracing_for[trace.number] = made
             made.traces.append(trace.number)
@@ -260,7 +261,6 @@ class TensorFlow:
     def _end(self, opened: Open, made: Made | None, program: Any, seconds: float) -> None:
         trace = opened.trace
         trace.seconds["trace"] = round(seconds, 6)
-        outer = self._outermost()
         self._tracing_for.pop(trace.number, None)
         if program is None:
             error = sys.exception()
@@ -268,16 +268,16 @@ class TensorFlow:
         kept = self._watcher.end(opened)
         if made is not None and kept is not None:
             made.kept = kept
-        if program is not None and made is not None and outer is not None:
-            self.xla.traced(trace, made.programs, outer)
+        if program is not None and made is not None:
+            self.xla.traced(trace, made.xla_programs, program)
         if program is not None and not trace.inside:
             self._time_first_run(program, trace)
 
-    def _outermost(self) -> Programs | None:
+    def _outermost(self) -> XlaPrograms | None:
         """Those of the outermost function that is being traced in this thread."""
         stack = self._watcher.open_traces()
         made = self._tracing_for.get(stack[0].trace.number) if stack else None
-        return None if made is None else made.programs
+        return None if made is None else made.xla_programs
 
     def _time_first_run(self, program: Any, trace: Trace) -> None:
         """The first run optimizes the graph, and may compile it; the second tells by how much."""
@@ -285,13 +285,9 @@ class TensorFlow:
         times: list[float] = []
 
         def _call_flat(*args: Any, **kwargs: Any) -> Any:
-            before, began = self.xla.seconds(), perf_counter()
+            began = perf_counter()
             result = run(*args, **kwargs)
-            took = perf_counter() - began
-            spent = min(self.xla.seconds() - before, took)  # other threads may compile as well
-            times.append(took - spent)
-            if len(times) == 1 and spent:
-                trace.seconds["compile"] = round(spent, 6)
+            times.append(perf_counter() - began)
             if len(times) == 2:
                 vars(program).pop("_call_flat", None)
             trace.seconds["first_run"] = round(max(times[0] - sum(times[1:]), 0.0), 6)

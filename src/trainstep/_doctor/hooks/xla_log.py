@@ -3,8 +3,7 @@
 A program with `jit_compile=True` is compiled once for every shape, in C++, where no Python is run.
 TensorFlow can be told to log each compilation. The log goes to the process's error output: that is
 led through here, where those lines are taken out, and others that would not have been printed.
-Only on request, where TensorFlow's counters cannot be read: the script's error output is not what
-it would be.
+Only on request: the script's error output is not what it would be.
 """
 
 from __future__ import annotations
