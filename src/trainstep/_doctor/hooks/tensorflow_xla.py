@@ -20,7 +20,7 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
-from trainstep._doctor.hooks.call_sites import keras_call, site
+from trainstep._doctor.hooks.call_sites import current_keras_call, site
 from trainstep._doctor.hooks.watcher import Watcher
 from trainstep._doctor.records import Cause, Trace
 
@@ -66,7 +66,7 @@ class XlaCompilations:
         if several or inner.contains_uncounted:
             outer.contains_uncounted = True
             if not self.reads_log:
-                self._watcher.remark(_NOT_COUNTED.format(outer_name))
+                self._watcher.note_once(_NOT_COUNTED.format(outer_name))
 
     def call(
         self, programs: XlaPrograms, run: Callable[..., Any], fn: Any, args: Any, kwargs: Any
@@ -85,7 +85,7 @@ class XlaCompilations:
         if not programs.is_due and programs.trace is not None:  # trainstep's own have no trace
             known, before, frame = programs.trace, programs.last_arguments, sys._getframe(2)
             text = f"arguments: {before} -> {arguments}" if before else f"arguments: {arguments}"
-            # The call compiled and ran: the two cannot be told apart from here.
+            # The call compiled and ran; Python sees only the sum of the two.
             spent = {"first_run": round(seconds, 6)}
             self._watcher.guarded(lambda: self._record(known, text, spent, frame))
         programs.is_due = False
@@ -106,7 +106,7 @@ class XlaCompilations:
     ) -> None:
         trace = Trace(engine="tensorflow", what="compile", called=site(frame), seconds=seconds)
         trace.group, trace.function, trace.defined = known.group, known.function, known.defined
-        called = keras_call(frame) if known.via else None
+        called = current_keras_call(frame) if known.via else None
         trace.via = known.via if called is None else called.via
         trace.causes = [Cause("hidden", text)]
         self._watcher.log.begin(trace)
