@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import keras
 import pytest
 
 from trainstep._doctor.hooks.assignments import assignment_lines
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="no engine in it")
+pytestmark = pytest.mark.plain
 
 SOURCE = """\
 rate = 0.5

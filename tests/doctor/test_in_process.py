@@ -12,6 +12,7 @@ from .case import Lines
 from .running import python, written
 
 ENGINE = keras.backend.backend()
+SLOW_IMPORT = pytest.mark.slow if ENGINE != "jax" else lambda test: test
 
 PROLOGUES = {
     "jax": """
@@ -114,6 +115,7 @@ print(d.report.to_dict()["functions"], bool(str(d)))
 """
 
 
+@SLOW_IMPORT
 def test_it_reports_what_happens_inside_and_nothing_else(tmp_path: Path) -> None:
     script = written(tmp_path, PROLOGUES[ENGINE] + INSIDE)
     done = python(script)
@@ -128,6 +130,7 @@ def test_it_reports_what_happens_inside_and_nothing_else(tmp_path: Path) -> None
     assert "step" in told["text"]
 
 
+@pytest.mark.slow
 def test_lines_of_a_notebook_are_named_by_their_cells(tmp_path: Path) -> None:
     done = python(written(tmp_path, PROLOGUES[ENGINE] + NOTEBOOK), PYTHONWARNINGS="ignore")
 

@@ -17,6 +17,7 @@ from trainstep._doctor.show import page as _page
 
 from . import sample_reports as samples
 
+pytestmark = pytest.mark.plain
 Sample = Callable[[], Report]
 every = pytest.mark.parametrize("sample", samples.ALL, ids=lambda sample: sample.__name__)
 

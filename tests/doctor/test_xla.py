@@ -61,6 +61,7 @@ def notes(found: trainstep.doctor) -> list[str]:
     return [note.text for note in found.report.notes]
 
 
+@pytest.mark.slow
 def test_the_log_counts_compilations_inside_keras(tmp_path: Path) -> None:
     done, report = examined(tmp_path, written(tmp_path, MODELS), options=["--xla"])
 
