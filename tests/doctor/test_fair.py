@@ -10,6 +10,7 @@ import pytest
 from .running import examined_here, written
 
 ENGINE = keras.backend.backend()
+LONG = pytest.mark.slow if ENGINE == "jax" else ()
 
 JAX = {
     "values_of_the_loop": """
@@ -100,7 +101,10 @@ assert kept == (random.random, time.time, print, np.random.normal), "something s
 SCRIPTS = {"jax": JAX | BOTH, "tensorflow": TENSORFLOW | BOTH, "torch": {}}[ENGINE]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=LONG) if each == "numpy_generators" else each for each in SCRIPTS],
+)
 def test_nothing_is_found(name: str, tmp_path: Path) -> None:
     text = SCRIPTS[name].replace("COMPILER", COMPILERS[ENGINE])
 

@@ -12,7 +12,6 @@ from .case import Lines
 from .running import python, written
 
 ENGINE = keras.backend.backend()
-SLOW_IMPORT = pytest.mark.slow if ENGINE != "jax" else lambda test: test
 
 PROLOGUES = {
     "jax": """
@@ -115,7 +114,7 @@ print(d.report.to_dict()["functions"], bool(str(d)))
 """
 
 
-@SLOW_IMPORT
+@pytest.mark.slow
 def test_it_reports_what_happens_inside_and_nothing_else(tmp_path: Path) -> None:
     script = written(tmp_path, PROLOGUES[ENGINE] + INSIDE)
     done = python(script)
