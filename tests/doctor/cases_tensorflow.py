@@ -229,6 +229,7 @@ KERAS = [
         compilations={"train of net": 1},
         again={"train of net": (Again("fit", "hidden", via="fit", what="compile"),)},
         found=(Found("compilations", cause="hidden", says=("net",)),),
+        options=("--xla",),
     ),
     Case(
         "tensorflow_keras_train_step",

@@ -25,6 +25,7 @@ class Cure:
     before: int
     after: int
     run: Program
+    slow: bool = False  # whether it takes processes, or says what another says too
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.run.__name__}"
@@ -33,11 +34,13 @@ class Cure:
 class Cures(list[Cure]):
     """The cures of one engine."""
 
-    def add(self, kind: str, before: int, after: int) -> Callable[[Program], Program]:
+    def add(
+        self, kind: str, before: int, after: int, *, slow: bool = False
+    ) -> Callable[[Program], Program]:
         """Registers a program that takes whether it is cured and returns its number."""
 
         def register(run: Program) -> Program:
-            self.append(Cure(kind, before, after, run))
+            self.append(Cure(kind, before, after, run, slow))
             return run
 
         return register

@@ -190,7 +190,7 @@ print(double._cache_size())
 """
 
 
-@CURES.add("sharding", before=2, after=1)
+@CURES.add("sharding", before=2, after=1, slow=True)
 def keep_arrays_on_one_device(cured: bool) -> int:
     with tempfile.TemporaryDirectory() as folder:
         done = python(written(Path(folder), f"CURED = {cured}\n{SHARDING}"))

@@ -269,7 +269,7 @@ def compiled_by_xla(text: str) -> int:
     return len(re.findall(r"\] Compiled __inference_\w*step\w* \d+ times", done.stderr))
 
 
-@CURES.add("hidden", before=3, after=1)
+@CURES.add("hidden", before=3, after=1, slow=True)
 def give_xla_equal_shapes(cured: bool) -> int:
     return compiled_by_xla(f"SIZES, CURED = (8, 6, 3), {cured}\n{HIDDEN}")
 
@@ -287,7 +287,7 @@ model.fit(data.batch(4, drop_remainder=CURED), epochs=2, verbose=0)
 """
 
 
-@CURES.add("hidden", before=2, after=1)
+@CURES.add("hidden", before=2, after=1, slow=True)
 def drop_the_remainder_under_jit_compile(cured: bool) -> int:
     return compiled_by_xla(f"CURED = {cured}\n{HIDDEN_KERAS}")
 

@@ -1,19 +1,29 @@
-"""Runs scripts in processes of their own, with doctor and without.
+"""Runs scripts under doctor and without: in processes of their own, or here.
 
-Everything that a child sees of this machine is set here: where trainstep and the witness are
-found, and that nothing is kept on disk between runs.
+The environment of a child is set here: the paths of trainstep and the witness, and no cache on disk.
+Running here saves a process and the import of an engine, which cost more than most scripts do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import keras
+
+import trainstep
+from trainstep._common.run_script import run_script
+
+ENGINE = keras.backend.backend()
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 SOURCE = HERE.parents[1] / "src"
@@ -66,6 +76,47 @@ def examined(
     done = doctor(*argv, options=["--json", file, *options], cwd=cwd, **env)
     assert file.exists(), f"no report; exit code {done.returncode}\n{done.stderr[-4000:]}"
     return done, json.loads(file.read_text())
+
+
+def examined_here(script: Path, *, small: bool = False) -> tuple[str, dict[str, Any]]:
+    """Runs a script under doctor in this process; returns its output and the report.
+
+    `small`: whether the programs of single operations matter, which earlier scripts have compiled.
+    """
+    if ENGINE == "torch":
+        importlib.import_module("torch._dynamo").reset()
+    elif ENGINE == "jax" and small:
+        importlib.import_module("jax").clear_caches()
+    printed = io.StringIO()
+    with _as_main(), contextlib.redirect_stdout(printed), _fresh_witness():
+        with trainstep.doctor() as found:
+            run_script(str(script), [])
+        # The script's module is still alive here, as it is at the exit of a process.
+        return printed.getvalue(), found.report.to_dict()
+
+
+@contextlib.contextmanager
+def _as_main() -> Iterator[None]:
+    """Restores the parts of `sys` that running a script replaces."""
+    main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
+    interval = sys.getswitchinterval()
+    try:
+        yield
+    finally:
+        sys.modules["__main__"], sys.argv[:], sys.path[:] = main, argv, path
+        sys.setswitchinterval(interval)
+
+
+@contextlib.contextmanager
+def _fresh_witness() -> Iterator[ModuleType]:
+    """Imports a witness that has counted nothing yet, and removes its listeners afterwards."""
+    sys.path.insert(1, str(HERE / "site-packages"))  # a script's folder replaces the first entry
+    witness = importlib.import_module("witness")
+    try:
+        yield witness
+    finally:
+        del sys.modules["witness"]
+        witness.stop()
 
 
 def written(folder: Path, text: str, name: str = "script.py") -> Path:

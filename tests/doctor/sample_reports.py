@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainstep._doctor.records import NOWHERE, Cause, Note, Site, Span, Trace
-from trainstep._doctor.report import Event, Finding, Function, Report, Small
+from trainstep._doctor.report import Event, Finding, Function, Report, SmallPrograms
 from trainstep._explain.advice import FINDINGS
 from trainstep._explain.causes import cure
 
@@ -71,7 +71,7 @@ def by_shape() -> Report:
     again.fix = cure("shape", keras=True)
     spans = [Span(at=19, what="fit", site=FIT, seconds=30), Span(at=50, what="predict", seconds=4)]
     small = [
-        Small(Site("train.py", 20 + i, f"x{i} = x + {i}"), {"add": i}, i, i / 10)
+        SmallPrograms(Site("train.py", 20 + i, f"x{i} = x + {i}"), {"add": i}, i, i / 10)
         for i in range(1, 9)
     ]
     notes = [Note(text="calls of `train_step` inside other functions are not counted")]
@@ -119,7 +119,7 @@ def graph_breaks() -> Report:
 def killed() -> Report:
     """Cut off while a function was being compiled; nothing is known of how long the run was."""
     cut = event(2, 9.0, avoidable=True, seconds={}, failed="RESOURCE_EXHAUSTED: Out of memory")
-    found = finding("retraces", "traced again for a reason that is not known")
+    found = finding("retraces", "traced again, unknown cause")
     return report(function(event(1, 0.5), cut), findings=[found], complete=False, seconds=0.0)
 
 
@@ -151,7 +151,7 @@ def hostile() -> Report:
     step.inner = {"<script>inner": 1}
     found = finding("stale", "`<script>` & [/]", site, function=step.name)
     found.before, found.now, found.fix = "<i>", "'\"><script>", "[link=x]<script>[/link]"
-    small = [Small(site, {"<script>add": 1}, 1, 0.1)]
+    small = [SmallPrograms(site, {"<script>add": 1}, 1, 0.1)]
     told = {"notes": [Note(text="<script>note [red]")], "error": "<script>Error"}
     spans = [Span(at=1, what="<script>fit", site=site, seconds=1)]
     versions = {"<script>": "<script>1"}

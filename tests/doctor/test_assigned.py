@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import keras
 import pytest
 
-from trainstep._doctor.hooks.assignments import assigned
+from trainstep._doctor.hooks.assignments import assignment_lines
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="no engine in it")
+pytestmark = pytest.mark.plain
 
 SOURCE = """\
 rate = 0.5
@@ -48,7 +47,7 @@ def test_lines_that_assign(label: str, lines: list[int], tmp_path: Path) -> None
     file = tmp_path / "train.py"
     file.write_text(SOURCE)
 
-    told = assigned(label, str(file))
+    told = assignment_lines(label, str(file))
 
     assert [int(each.rpartition(":")[2]) for each in told.split(", ") if each] == lines
 
@@ -57,11 +56,11 @@ def test_no_more_than_a_few_are_told(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("rate = 1\n" * 9)
 
-    assert assigned("global `rate`", str(file)).endswith("train.py:4 and 5 more")
+    assert assignment_lines("global `rate`", str(file)).endswith("train.py:4 and 5 more")
 
 
 def test_a_file_that_is_no_python_has_none(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("rate =\n")
 
-    assert assigned("global `rate`", str(file)) == ""
+    assert assignment_lines("global `rate`", str(file)) == ""

@@ -25,13 +25,18 @@ CURES = [
 ]
 
 
-@pytest.mark.parametrize("cure", CURES, ids=str)
+def marked(cure: Cure) -> object:
+    return pytest.param(cure, marks=pytest.mark.slow) if cure.slow else cure
+
+
+@pytest.mark.parametrize("cure", map(marked, CURES), ids=str)
 def test_the_cure_works(cure: Cure) -> None:
     assert cure.run(False) == cure.before
     assert cure.run(True) == cure.after
     assert cure.after < cure.before
 
 
+@pytest.mark.plain
 def test_every_cause_and_every_finding_has_a_cure_that_is_proved() -> None:
     files = sorted(HERE.glob("cures_*.py"))
     proved = {kind for file in files for kind in KIND.findall(file.read_text())}

@@ -114,6 +114,7 @@ print(d.report.to_dict()["functions"], bool(str(d)))
 """
 
 
+@pytest.mark.slow
 def test_it_reports_what_happens_inside_and_nothing_else(tmp_path: Path) -> None:
     script = written(tmp_path, PROLOGUES[ENGINE] + INSIDE)
     done = python(script)
@@ -128,6 +129,7 @@ def test_it_reports_what_happens_inside_and_nothing_else(tmp_path: Path) -> None
     assert "step" in told["text"]
 
 
+@pytest.mark.slow
 def test_lines_of_a_notebook_are_named_by_their_cells(tmp_path: Path) -> None:
     done = python(written(tmp_path, PROLOGUES[ENGINE] + NOTEBOOK), PYTHONWARNINGS="ignore")
 

@@ -13,6 +13,7 @@ from .cases_jax import CASES as JAX
 from .cases_tensorflow import CASES as TENSORFLOW
 from .cases_torch import CASES as TORCH
 
+pytestmark = pytest.mark.plain
 CASES = [*JAX, *TENSORFLOW, *TORCH]
 
 

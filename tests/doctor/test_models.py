@@ -35,7 +35,7 @@ def test_a_new_model_is_said_to_be_the_cause_and_is_needed() -> None:
     events.sort(key=lambda event: event.trace.number)
     causes = [[cause.text for cause in event.trace.causes] for event in events]
     assert [len(each) for each in causes] == [0, 1, 1, 0]
-    assert "a new model, number 2 of those compiled at " in causes[1][0]
-    assert "a new model, number 3 of those compiled at " in causes[2][0]
+    assert "new model, number 2 compiled at " in causes[1][0]
+    assert "new model, number 3 compiled at " in causes[2][0]
     assert not found.report.findings
-    assert "a new model, number 3" in " ".join(str(found).split())
+    assert "new model, number 3" in " ".join(str(found).split())

@@ -17,6 +17,7 @@ from trainstep._doctor.show import page as _page
 
 from . import sample_reports as samples
 
+pytestmark = pytest.mark.plain
 Sample = Callable[[], Report]
 every = pytest.mark.parametrize("sample", samples.ALL, ids=lambda sample: sample.__name__)
 
@@ -106,7 +107,7 @@ def test_text_stays_text() -> None:
         "<i> when traced, '\"><script> now",
         "[link=x]<script>[/link]",
         "<script>note [red]",
-        "The run ended in an error: <script>Error",
+        "The run ended with an error: <script>Error",
         "<script>inner",
         "<script>add",
     ):
@@ -143,13 +144,13 @@ def test_an_empty_report_is_a_page() -> None:
 def test_what_runs_uncompiled_comes_before_the_headline() -> None:
     said = Parsed(_page.page(samples.limit())).said
 
-    assert said.index("NOT COMPILED any more") < said.index("8 traces of 1 function")
+    assert said.index("NO LONGER COMPILED") < said.index("8 traces of 1 function")
 
 
 def test_a_run_that_was_cut_off_says_so() -> None:
     parsed = Parsed(_page.page(samples.killed()))
 
-    assert "did not end by itself" in parsed.said
+    assert "was cut off" in parsed.said
     assert "of the run" not in parsed.said
     assert "failed: RESOURCE_EXHAUSTED: Out of memory" in parsed.said
 
@@ -307,7 +308,7 @@ def test_a_file_that_has_changed_since_shows_what_was_noted_alone(file: Path, li
 def test_a_file_that_is_gone_is_no_error(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.py")
 
-    assert "(the file cannot be read)" in source_lines.sources([Site(gone, 3)])
+    assert "(the file is not readable)" in source_lines.sources([Site(gone, 3)])
     assert "loss = step(x)" in source_lines.sources([Site(gone, 3, "loss = step(x)")])
     assert source_lines.sources([Site()]) == ""
 

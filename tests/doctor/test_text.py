@@ -17,6 +17,7 @@ from trainstep._explain.advice import FINDINGS
 
 from . import sample_reports as samples
 
+pytestmark = pytest.mark.plain
 Sample = Callable[[], Report]
 every = pytest.mark.parametrize("sample", samples.ALL, ids=lambda sample: sample.__name__)
 
@@ -41,7 +42,7 @@ def test_a_clean_run_says_first_that_there_is_nothing_to_report() -> None:
 
     assert shown.splitlines()[0] == (
         "Nothing to report: 2 functions were traced once, as needed; "
-        "1 function was traced once for each way it is used."
+        "1 function was traced once per mode."
     )
     assert "avoidable" not in shown
     assert "costliest" not in shown
@@ -64,7 +65,7 @@ def test_the_headline_has_counts_seconds_share_and_what_was_avoidable() -> None:
     lines = text(samples.by_shape()).splitlines()
 
     assert lines[:3] == [
-        "6 traces of 2 functions, 36 small programs beside them: 13.3 s, 22% of the run (60.0 s).",
+        "6 traces of 2 functions, plus 36 small programs: 13.3 s, 22% of the run (60.0 s).",
         "Avoidable: 4 of them, 6.48 s.",
         "2 findings.",
     ]
@@ -90,7 +91,7 @@ def test_what_runs_uncompiled_is_the_very_first_line_though_not_the_first_findin
     first, second, *_ = text(report).splitlines()
 
     assert first == (
-        "NOT COMPILED any more: `train_step` at train.py:41: recompiled 8 times, which is the limit"
+        "NO LONGER COMPILED: `train_step` at train.py:41: recompiled 8 times, which is the limit"
     )
     assert second.startswith("8 traces of 1 function")
 
@@ -126,7 +127,7 @@ def test_a_finding_says_what_where_why_what_it_means_and_the_cure() -> None:
         text(samples.by_shape()),
         "`train_step` (tensorflow, train.py:12)\n",
         "  traced 4 times in 8 calls: 4.86 s avoidable of 6.48 s\n",
-        "  traced inside of it: `normalize` 4 times\n",
+        "  traced inside it: `normalize` 4 times\n",
         "  retraces: `x` came in 4 shapes (3 times, 4.86 s)\n",
         "      at:      train.py:41: `loss = train_step(x, y)`\n",
         "      cause:   shape\n",
@@ -183,10 +184,10 @@ def test_what_belongs_to_no_function_belongs_to_the_script() -> None:
 def test_a_run_that_was_cut_off_says_so_and_invents_neither_length_nor_share() -> None:
     shown = text(samples.killed())
 
-    assert "did not end by itself" in shown.splitlines()[3]
+    assert "was cut off" in shown.splitlines()[3]
     assert "of the run" not in shown
     assert "%" not in shown
-    assert "what it cost is not known" in shown
+    assert "cost unknown" in shown
     assert "failed: RESOURCE_EXHAUSTED: Out of memory" in shown
     assert re.search(r"^  run +cut off$", shown, re.M)
 
@@ -197,8 +198,8 @@ def test_a_run_that_ended_in_an_error_says_so() -> None:
 
     shown = text(report)
 
-    assert "The run ended in an error: ValueError: no data" in shown
-    assert re.search(r"^  run +60.0 s, ended in ValueError: no data$", shown, re.M)
+    assert "The run ended with an error: ValueError: no data" in shown
+    assert re.search(r"^  run +60.0 s, ended with ValueError: no data$", shown, re.M)
 
 
 def test_sixty_traces_of_one_kind_are_folded_and_another_kind_is_not() -> None:
@@ -279,7 +280,7 @@ def test_a_path_below_here_is_relative_and_one_elsewhere_is_a_bare_name() -> Non
 
 
 def test_every_kind_of_finding_has_a_severity() -> None:
-    assert all(words.severity(kind)[1] != "to look at" for kind in FINDINGS)
+    assert all(words.severity(kind)[1] != "to check" for kind in FINDINGS)
 
 
 @every

@@ -10,10 +10,12 @@ import re
 from pathlib import Path
 
 import keras
+import pytest
 
 from .running import examined, python, written
 
 ENGINE = keras.backend.backend()
+SLOW_IMPORT = pytest.mark.slow if ENGINE != "jax" else lambda test: test
 GENERATED = re.compile(r"__autograph_generated_file\w+")
 SHOW = """
 import inspect, sys, threading, traceback
@@ -101,6 +103,7 @@ bad(torch.ones(3, 3))
 }
 
 
+@SLOW_IMPORT
 def test_stacks_are_those_of_a_plain_run(tmp_path: Path) -> None:
     script = written(tmp_path, SHOW + SCRIPTS[ENGINE])
     alone = python(script, cwd=tmp_path)

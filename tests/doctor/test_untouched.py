@@ -15,13 +15,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import keras
 import pytest
 
 from .running import SECONDS, Completed, doctor, environment, python, written
 
-# No engine has a part in these: once is enough.
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="on one engine")
+pytestmark = pytest.mark.plain
+
+
+def slow(*values: object) -> object:
+    """Parameters of a test that repeats another one in part."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def both(folder: Path, text: str, *args: str, **env: str) -> tuple[Completed, Completed]:
@@ -44,14 +47,14 @@ def same_end(alone: Completed, under: Completed) -> None:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("print('done')", 0),
-        ("import sys; print('done'); sys.exit()", 0),
         ("import sys; sys.exit(3)", 3),
-        ("raise SystemExit(True)", 1),
-        ("import sys; sys.exit('no data')", 1),
         ("raise ValueError('boom')", 1),
-        ("import os; print('out', flush=True); os._exit(5)", 5),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        slow("print('done')", 0),
+        slow("import sys; print('done'); sys.exit()", 0),
+        slow("raise SystemExit(True)", 1),
+        slow("import sys; sys.exit('no data')", 1),
+        slow("import os; print('out', flush=True); os._exit(5)", 5),
+        slow("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     ],
 )
 def test_the_exit_code_is_the_scripts(text: str, code: int, tmp_path: Path) -> None:
@@ -60,6 +63,7 @@ def test_the_exit_code_is_the_scripts(text: str, code: int, tmp_path: Path) -> N
     assert alone.returncode == code
 
 
+@pytest.mark.slow
 def test_a_text_given_to_exit_is_printed(tmp_path: Path) -> None:
     _, under = both(tmp_path, "import sys; sys.exit('no data')")
 
@@ -84,7 +88,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("text", [FAILS, "x = 1\nx +\n", "import no_such_module\n", "1 / 0\n"])
+@pytest.mark.parametrize(
+    "text", [FAILS, *map(slow, ("x = 1\nx +\n", "import no_such_module\n", "1 / 0\n"))]
+)
 def test_a_traceback_is_the_one_of_a_plain_run(text: str, tmp_path: Path) -> None:
     alone, under = both(tmp_path, text)
 
@@ -116,7 +122,9 @@ def test_the_report_is_written_when_the_script_fails(tmp_path: Path) -> None:
     assert "boom" in json.loads(report.read_text())["error"]
 
 
-@pytest.mark.parametrize("how", ["raise KeyboardInterrupt", "os.kill(os.getpid(), signal.SIGINT)"])
+@pytest.mark.parametrize(
+    "how", [slow("raise KeyboardInterrupt"), "os.kill(os.getpid(), signal.SIGINT)"]
+)
 def test_an_interrupted_script_ends_as_interrupted_with_a_report(how: str, tmp_path: Path) -> None:
     script = written(
         tmp_path, f"import os, signal, time\nprint('on', flush=True)\n{how}\ntime.sleep(60)"
@@ -192,7 +200,7 @@ def test_a_script_sees_the_names_arguments_and_paths_of_a_plain_run(tmp_path: Pa
     both(tmp_path, SEES, "one", "--two", "3")
 
 
-@pytest.mark.parametrize("path", ["sub/script.py", "./sub/script.py"])
+@pytest.mark.parametrize("path", ["./sub/script.py", slow("sub/script.py")])
 def test_a_relative_path_stays_as_it_was_given(path: str, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     written(tmp_path / "sub", SEES)
@@ -227,6 +235,7 @@ def test_no_engine_is_imported_before_the_script_imports_it(tmp_path: Path) -> N
     assert alone.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_the_script_chooses_kerass_engine_itself(tmp_path: Path) -> None:
     alone, _ = both(
         tmp_path,
@@ -239,6 +248,7 @@ def test_the_script_chooses_kerass_engine_itself(tmp_path: Path) -> None:
     assert alone.stdout == "numpy 4.0\n"
 
 
+@pytest.mark.slow
 def test_its_encoding_is_heeded(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_bytes(b"# -*- coding: latin-1 -*-\nprint(ascii('caf\xe9'))\n")
@@ -246,6 +256,7 @@ def test_its_encoding_is_heeded(tmp_path: Path) -> None:
     same_end(python(script), doctor(script))
 
 
+@pytest.mark.slow
 def test_what_is_read_from_standard_input_is_the_scripts(tmp_path: Path) -> None:
     script = written(tmp_path, "import sys\nprint(input(), sys.stdin.read())\n")
 
@@ -302,9 +313,9 @@ print(parser.parse_args(), sys.argv[1:])
     "args",
     [
         ["--json", "x.json", "--html", "x.html", "--log", "x.jsonl"],
-        ["--max-retraces", "7", "--fail-on", "anything", "-m", "module"],
-        ["report", "FILE", "--", "--json"],
-        ["--help"],
+        slow(["--max-retraces", "7", "--fail-on", "anything", "-m", "module"]),
+        slow(["report", "FILE", "--", "--json"]),
+        slow(["--help"]),
     ],
     ids=lambda args: args[0],
 )
@@ -401,6 +412,7 @@ def test_a_killed_run_can_be_reported_from_its_log(tmp_path: Path) -> None:
     assert "script.py" in reported.stdout + reported.stderr
 
 
+@pytest.mark.slow
 def test_a_log_with_half_a_line_can_be_reported(tmp_path: Path) -> None:
     script = written(tmp_path, "print('on')\n")
     log = tmp_path / "log.jsonl"

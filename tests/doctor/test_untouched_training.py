@@ -15,6 +15,7 @@ from .running import doctor, python, written
 from .test_untouched import both
 
 ENGINE = keras.backend.backend()
+pytestmark = pytest.mark.slow  # two processes each, and both import an engine
 
 PROLOGUE = """
 import gc, hashlib, random, weakref

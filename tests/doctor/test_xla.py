@@ -1,8 +1,7 @@
-"""XLA under TensorFlow compiles without a trace: counted as TensorFlow's own log counts it."""
+"""XLA under TensorFlow compiles without a trace: shapes and TensorFlow's log count that."""
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import Counter
 from pathlib import Path
@@ -14,17 +13,13 @@ import pytest
 
 import trainstep
 
-from .running import SCRIPTS, examined, written
+from .running import examined, written
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("of TensorFlow", allow_module_level=True)
 
 import tensorflow as tf
 
-from trainstep._doctor.hooks import tensorflow_xla as hooks
-from trainstep._doctor.hooks.xla_counters import counters
-
-LOG = {"TF_CPP_VMODULE": "device_compilation_profiler=1", "TF_CPP_MIN_LOG_LEVEL": "0"}
 FOUR = tf.TensorSpec((None, 4), tf.float32)
 MODELS = """
 import keras
@@ -58,10 +53,17 @@ def compilations(report: dict[str, Any]) -> dict[str, int]:
     return {f["name"]: f["compilations"] for f in report["functions"] if f["compilations"]}
 
 
-def test_those_inside_of_keras_are_counted_as_in_tensorflows_log(tmp_path: Path) -> None:
-    done, report = examined(tmp_path, written(tmp_path, MODELS), **LOG)
-    logged = re.findall(r"\] Compiled (\S+) (\d+) times", done.stderr)
-    programs = len({name for name, _ in logged})
+def counts(found: trainstep.doctor) -> dict[str, int]:
+    return {f.name.split(".")[-1]: f.compilations for f in found.report.functions}
+
+
+def notes(found: trainstep.doctor) -> list[str]:
+    return [note.text for note in found.report.notes]
+
+
+@pytest.mark.slow
+def test_the_log_counts_compilations_inside_keras(tmp_path: Path) -> None:
+    done, report = examined(tmp_path, written(tmp_path, MODELS), options=["--xla"])
 
     assert compilations(report) == {
         "train function of model 'arrays'": 1,
@@ -70,54 +72,86 @@ def test_those_inside_of_keras_are_counted_as_in_tensorflows_log(tmp_path: Path)
         "train function of model 'drawn'": 2,
         "train function of model 'handed'": 2,
     }
-    assert sum(compilations(report).values()) == len(logged) - programs
-    events = [e for f in report["functions"] for e in f["events"]]
-    told = Counter(e["via"] for e in events if e["what"] == "compile")
-    assert told == {"fit": 4, "evaluate": 1, "train_on_batch": 2}
-    assert all(e["seconds"]["compile"] > 0 for e in events if e["what"] == "compile")
+    events = [e for f in report["functions"] for e in f["events"] if e["what"] == "compile"]
+    assert Counter(e["via"] for e in events) == {"fit": 4, "evaluate": 1, "train_on_batch": 2}
+    assert all(e["seconds"]["compile"] > 0 for e in events)
     assert not report["notes"]
+    assert "Compiled __inference" not in done.stderr
 
 
-def test_the_log_can_be_read_instead(tmp_path: Path) -> None:
-    _, report = examined(tmp_path, SCRIPTS / "tensorflow_keras_xla.py", options=["--xla"])
-
-    assert compilations(report) == {"train function of model 'net'": 1}
-
-
-def test_one_inside_of_a_plain_function_is_seen() -> None:
+def test_shapes_count_compilations_of_a_direct_call() -> None:
     with trainstep.doctor() as found:
 
         @tf.function(jit_compile=True, input_signature=[FOUR])
-        def inner(x: Any) -> Any:
+        def step(x: Any) -> Any:
             return tf.reduce_sum(tf.tanh(x))
 
-        @tf.function(input_signature=[FOUR])
-        def outer(x: Any) -> Any:
-            return inner(x) + 1.0
-
-        for size in (2, 3, 2, 4):
-            outer(tf.ones((size, 4)))
-        for size in (2, 5):
-            inner(tf.ones((size, 4)))
-
-    counts = {f.name.split(".")[-1]: f.compilations for f in found.report.functions}
-    assert counts["outer"] == 2
-
-
-def test_one_for_another_value_is_seen() -> None:
-    with trainstep.doctor() as found:
-
-        @tf.function(jit_compile=True)
-        def repeated(x: Any, times: Any) -> Any:
-            return tf.tile(x, [times])
-
-        for times in (2, 3, 2):
-            repeated(tf.ones(4), tf.constant(times))
+        for size in (8, 6, 8, 3):
+            step(tf.ones((size, 4)))
 
     (function,) = found.report.functions
     (finding,) = found.report.findings
-    assert (function.traces, function.compilations) == (1, 1)
-    assert "as before" in finding.what
+    assert (function.traces, function.compilations) == (1, 2)
+    assert "float32[8,4] -> float32[6,4]" in finding.what
+    assert all(event.trace.seconds["first_run"] > 0 for event in function.events)
+    assert notes(found) == []
+
+
+def test_without_the_log_the_report_names_the_function_that_is_not_counted() -> None:
+    x, y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
+    with trainstep.doctor() as found:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)], name="net")
+        model.compile("sgd", "mse", jit_compile=True)
+        model.fit(x, y, batch_size=4, verbose=0)
+
+    (note,) = notes(found)
+    assert "inside `train function of model 'net'` are not counted" in note
+    assert "--xla" in note
+    assert not any(counts(found).values())
+
+
+def test_train_on_batch_is_counted_by_shapes() -> None:
+    x, y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
+    with trainstep.doctor() as found:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)], name="net")
+        model.compile("sgd", "mse", jit_compile=True)
+        for size in (3, 4, 5, 6, 3):
+            model.train_on_batch(x[:size], y[:size])
+
+    assert counts(found) == {"train function of model 'net'": 2}
+    assert notes(found) == []
+
+
+@pytest.mark.parametrize("spec", [FOUR, tf.TensorSpec((2, 4), tf.float32)], ids=["any", "one"])
+def test_inside_a_plain_function_only_a_single_shape_is_certain(spec: tf.TensorSpec) -> None:
+    with trainstep.doctor() as found:
+
+        @tf.function(jit_compile=True)
+        def inner(x: Any) -> Any:
+            return tf.reduce_sum(tf.tanh(x))
+
+        @tf.function(input_signature=[spec])
+        def outer(x: Any) -> Any:
+            return inner(x) + 1.0
+
+        outer(tf.ones((2, 4)))
+
+    assert ["outer` are not counted" in note for note in notes(found)] == [True] * (spec is FOUR)
+    assert not any(counts(found).values())
+
+
+def test_a_retrace_for_another_value_hides_no_later_compilation() -> None:
+    with trainstep.doctor() as found:
+
+        @tf.function(jit_compile=True, reduce_retracing=True)
+        def step(x: Any, doubled: bool) -> Any:
+            return x * 2.0 if doubled else x
+
+        for size, doubled in ((2, False), (3, False), (3, True), (4, False), (5, False)):
+            step(tf.ones((size, 4)), doubled)
+
+    (function,) = found.report.functions
+    assert (function.traces, function.compilations) == (3, 2)
 
 
 def test_threads_that_compile_at_once_are_counted_once() -> None:
@@ -151,45 +185,5 @@ def test_the_first_belongs_to_the_trace() -> None:
 
     (function,) = found.report.functions
     (event,) = function.events
-    assert event.trace.seconds["compile"] > 0
+    assert event.trace.seconds["first_run"] > 0
     assert not found.report.findings
-
-
-def test_without_counters_the_arguments_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(monitoring: Any) -> Any:
-        raise LookupError("no such thing")
-
-    monkeypatch.setattr(hooks, "counters", missing)
-    x, y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
-    with trainstep.doctor() as found:
-
-        @tf.function(jit_compile=True, input_signature=[FOUR])
-        def step(x: Any) -> Any:
-            return tf.reduce_sum(tf.tanh(x))
-
-        for size in (8, 6, 8, 3):
-            step(tf.ones((size, 4)))
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", jit_compile=True)
-        model.fit(x, y, batch_size=4, verbose=0)
-
-    counts = {f.name.split(".")[-1]: f.compilations for f in found.report.functions}
-    notes = " ".join(note.text for note in found.report.notes)
-    assert counts["step"] == 2
-    assert "no such thing" in notes
-    assert "--xla" in notes
-
-
-def test_counters_that_lie_elsewhere_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorflow.python.eager import monitoring
-
-    from trainstep._doctor.hooks import xla_counters
-
-    for name in ("_ROOT", "_CELL", "_LABELS"):
-        with monkeypatch.context() as changed:
-            changed.setattr(xla_counters, name, getattr(xla_counters, name) + 3)
-            with pytest.raises((LookupError, OSError, ValueError)):
-                counters(monitoring)
-    number, microseconds = counters(monitoring)
-    assert number.read() >= 0
-    assert microseconds.read() >= 0

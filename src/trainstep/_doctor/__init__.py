@@ -1,8 +1,10 @@
-"""doctor: what a script traced and compiled, why, what it cost, and what to change.
+"""doctor: a script, or the block of a `with`, enters.
 
-    script --hooks--> records --diagnosis--> report --> text, JSON, HTML
+A `Report` on its traces and compilations leaves, with causes, costs and cures, as text, JSON or
+HTML. This room may import `_surroundings`, `_explain` and `_common` alone, and neither
+Keras nor an engine.
 
-A hook waits for a library to be imported, and never imports one itself.
+    script --hooks--> records --diagnosis--> report --show--> text, JSON, HTML
 """
 
 from trainstep._doctor.session import Doctor as Doctor

@@ -1,4 +1,4 @@
-"""`trainstep doctor [options] script.py [args]`: runs a script, and reports when all is over."""
+"""`trainstep doctor [options] script.py [args]`: runs a script and reports when Python exits."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ USAGE = (
     "       trainstep doctor [options] -m module [args ...]\n"
     "       trainstep doctor report [options] FILE.jsonl"
 )
-_WITH_VALUE = ("--json", "--html", "--log", "--max-retraces", "--fail-on")
+_OPTIONS_WITH_VALUE = ("--json", "--html", "--log", "--max-retraces", "--fail-on")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Reads the command line and does what it says."""
+    """Runs the command line: a script, a module, or a report on a log file."""
     mine, target, args = _split(arguments)
     parser = _parser()
     options = parser.parse_args(mine)
     _check(parser, options)
     if not target:
-        parser.error("name a script to run")
+        parser.error("pass a script to run")
     if target[0] == "report":
         options = parser.parse_args([*mine, *args[:-1]])
         _check(parser, options)
         _show_file(parser, args[-1] if args else "", options)
     elif target[0] != "-m" and not Path(target[0]).is_file():
-        parser.error(f"there is no file {target[0]}")
+        parser.error(f"the file {target[0]} does not exist")
     else:
         _run(target, args, options)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Our options, what to run, and its own arguments."""
+    """Splits the command line into doctor's options, the target and the target's arguments."""
     mine: list[str] = []
     rest = list(arguments)
     while rest:
@@ -59,7 +59,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         if not word.startswith("-"):
             return mine, [word], rest
         mine.append(word)
-        if word in _WITH_VALUE and rest:
+        if word in _OPTIONS_WITH_VALUE and rest:
             mine.append(rest.pop(0))
     return mine, [], []
 
@@ -68,39 +68,39 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trainstep doctor",
         usage=USAGE,
-        description="Runs a training script, and tells what it traced and compiled, and why.",
+        description="Runs a training script and reports each trace and compilation with its cause.",
     )
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON")
     parser.add_argument("--html", metavar="FILE", help="write the report as a page")
-    parser.add_argument("--log", metavar="FILE", help="write records as they are made, as JSONL")
+    parser.add_argument("--log", metavar="FILE", help="append each record at once, as JSONL")
     parser.add_argument(
         "--xla",
         action="store_true",
-        help="read XLA's compilations in TensorFlow's log; the error output goes through a pipe",
+        help="count XLA compilations in TensorFlow's log; stderr goes through a pipe",
     )
     parser.add_argument(
-        "--max-retraces", metavar="N", type=int, help="exit with 1 if there are more"
+        "--max-retraces", metavar="N", type=int, help="exit with code 1 if there are more than N"
     )
     parser.add_argument(
         "--fail-on",
         metavar="KIND,...",
         default="",
-        help=f"exit with 1 if there is a finding of a kind: {', '.join(FINDINGS)}",
+        help=f"exit with code 1 on a finding of these kinds: {', '.join(FINDINGS)}",
     )
     return parser
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuses what cannot be done, before anything is run."""
+    """Validates the options before the script runs."""
     options.fail_on = _kinds(parser, options.fail_on)
     if options.max_retraces is not None and options.max_retraces < 0:
-        parser.error(f"--max-retraces: {options.max_retraces} is no count; pass 0 or more")
+        parser.error(f"--max-retraces must be 0 or more; got: {options.max_retraces}")
     for name in ("json", "html", "log"):
         file = getattr(options, name)
         if file:
-            path = Path(file).absolute()  # the script may go elsewhere
+            path = Path(file).absolute()  # the script may change the working directory
             if not path.parent.is_dir():
-                parser.error(f"--{name}: there is no folder {path.parent}; make it first")
+                parser.error(f"--{name}: the folder {path.parent} does not exist; create it first")
             setattr(options, name, str(path))
 
 
@@ -109,18 +109,18 @@ def _kinds(parser: argparse.ArgumentParser, text: str) -> list[str]:
     for kind in kinds:
         if kind not in FINDINGS:
             known = ", ".join(FINDINGS)
-            parser.error(f"--fail-on: there is no kind {kind!r}; the kinds are {known}")
+            parser.error(f"--fail-on: unknown kind; got: {kind!r}; the kinds are {known}")
     return kinds
 
 
 def _run(target: Sequence[str], args: Sequence[str], options: argparse.Namespace) -> None:
-    """Runs the script. The report comes when Python ends: after its threads and its `atexit`."""
+    """Runs the script. The report follows at exit, after the script's threads and `atexit`."""
     folder = tempfile.mkdtemp(prefix="trainstep-doctor-")
     path = options.log or os.path.join(folder, "records.jsonl")
     Path(path).write_text("")
-    child_processes.prepare(path)
+    child_processes.watch_children(path)
     doctor = Doctor([*target, *args], path, xla=options.xla)
-    ending = _Ending(doctor, path, folder, options)
+    ending = _AtExit(doctor, path, folder, options)
     atexit.register(ending)
     doctor.start()
     try:
@@ -134,8 +134,8 @@ def _run(target: Sequence[str], args: Sequence[str], options: argparse.Namespace
     sys.exit(ending.code)
 
 
-class _Ending:
-    """What is done when the script has ended."""
+class _AtExit:
+    """Writes the report at exit and sets the exit code."""
 
     def __init__(self, doctor: Doctor, path: str, folder: str, options: argparse.Namespace) -> None:
         self._doctor, self._options = doctor, options
@@ -144,23 +144,23 @@ class _Ending:
         self.code = 0
 
     def __call__(self) -> None:
-        if os.getpid() != self._process:  # a child that was forked
+        if os.getpid() != self._process:  # a forked child inherits the atexit hook
             return
         self._doctor.stop()
-        records = [*self._doctor.log.records, *child_processes.records(self._path)]
+        records = [*self._doctor.log.records, *child_processes.child_records(self._path)]
         shutil.rmtree(self._folder, ignore_errors=True)
         failed = show(diagnose(records), self._options)
-        if self.code == 128 + signal.SIGINT:  # as Python ends itself then
+        if self.code == 128 + signal.SIGINT:  # Python exits by the signal too, after Ctrl-C
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         if failed and not self.code:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)  # the only way to another code from here
+            os._exit(1)  # inside atexit, only this changes the exit code
 
 
 def show(report: Report, options: argparse.Namespace) -> bool:
-    """Shows a report in all the ways that were asked for; whether it fails a gate."""
+    """Writes the report to stderr and to the files requested; returns whether it fails a gate."""
     from trainstep._doctor.show.page import page
     from trainstep._doctor.show.text import text
 
@@ -171,10 +171,10 @@ def show(report: Report, options: argparse.Namespace) -> bool:
         options.json: functools.partial(json.dumps, report.to_dict(), indent=2),
         options.html: functools.partial(page, report),
     }
-    for file, made in outputs.items():
+    for file, render in outputs.items():
         if file:
             try:
-                Path(file).write_text(made(), encoding="utf-8")
+                Path(file).write_text(render(), encoding="utf-8")
             except OSError as error:
                 print(f"trainstep doctor: could not write {file}: {error}", file=sys.stderr)
     return any(_failures(report, options))
@@ -184,7 +184,7 @@ def _failures(report: Report, options: argparse.Namespace) -> list[str]:
     found = []
     limit = options.max_retraces
     if limit is not None and report.retraces > limit:
-        found.append(f"{report.retraces} retraces, and --max-retraces is {limit}")
+        found.append(f"{report.retraces} retraces; --max-retraces allows {limit}")
     for kind in options.fail_on:
         count = sum(finding.kind == kind for finding in report.findings)
         if count:
@@ -195,11 +195,11 @@ def _failures(report: Report, options: argparse.Namespace) -> list[str]:
 
 
 def _show_file(parser: argparse.ArgumentParser, file: str, options: argparse.Namespace) -> None:
-    """Reports on records that were written, after a crash or a kill."""
+    """Reports on a log file, for a run that crashed or was killed."""
     if not Path(file).is_file():
-        parser.error(f"there is no file {file!r}; name one that --log wrote")
+        parser.error(f"the file {file!r} does not exist; pass one that --log wrote")
     with open(file, encoding="utf-8", errors="replace") as lines:
         records = read(lines)
     if not records:
-        parser.error(f"there is no record in {file!r}; name a file that --log wrote")
+        parser.error(f"the file {file!r} contains no records; pass one that --log wrote")
     sys.exit(1 if show(diagnose(records), options) else 0)

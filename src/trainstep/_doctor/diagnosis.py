@@ -1,4 +1,4 @@
-"""From records to a report: which traces belong together, which were needed, what to change."""
+"""Turns records into a report: groups traces, separates needed from avoidable, adds cures."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from trainstep._doctor.records import Calls, Cause, End, Happened, Note, Span, Start, Trace
-from trainstep._doctor.report import Event, Finding, Function, Report, Small
+from trainstep._doctor.records import Calls, Cause, End, Incident, Note, Span, Start, Trace
+from trainstep._doctor.report import Event, Finding, Function, Report, SmallPrograms
 from trainstep._explain.advice import EFFECTS, FINDINGS
 from trainstep._explain.causes import CURES, cure
 
 
 def diagnose(records: Iterable[Any]) -> Report:
-    """All that records tell."""
+    """The report on a list of records."""
     found = _Diagnosis()
-    for record in _on_one_clock(list(records)):
+    for record in _with_common_clock(list(records)):
         found.add(record)
     return found.report()
 
 
-def _on_one_clock(records: list[Any]) -> Iterable[Any]:
-    """Records whose moments count from the start of the first process."""
+def _with_common_clock(records: list[Any]) -> Iterable[Any]:
+    """The records, with times measured from the start of the first process."""
     starts = {record.process: record.when for record in records if isinstance(record, Start)}
     first = min(starts.values(), default=0.0)
     for record in records:
@@ -30,24 +30,24 @@ def _on_one_clock(records: list[Any]) -> Iterable[Any]:
 
 
 def cost(trace: Trace) -> float:
-    """What a trace cost, in seconds."""
+    """The cost of a trace in seconds."""
     return sum(trace.seconds.values())
 
 
 class _Diagnosis:
-    """A report in the making."""
+    """Collects records and builds the report."""
 
     def __init__(self) -> None:
         self._report = Report(complete=False)
-        self._process: int | None = None  # the first, which the others are children of
+        self._process: int | None = None  # the first process; all others are its children
         self._functions: dict[tuple[int, str], Function] = {}
         self._modes: set[tuple[int, str, str]] = set()
         self._inner: list[Trace] = []
-        self._small: dict[tuple[str, int], Small] = {}
-        self._happened: dict[Any, Happened] = {}
+        self._small: dict[tuple[str, int], SmallPrograms] = {}
+        self._incidents: dict[Any, Incident] = {}
 
     def add(self, record: Any) -> None:
-        """Takes in a record."""
+        """Adds a record."""
         report = self._report
         report.seconds = max(report.seconds, record.at)
         match record:
@@ -57,8 +57,8 @@ class _Diagnosis:
                 self._add_small(record)
             case Trace():
                 self._add_trace(record)
-            case Happened():
-                self._add_happened(record)
+            case Incident():
+                self._add_incident(record)
             case Calls():
                 function = self._functions.get((record.process, record.group))
                 if function is not None:
@@ -75,7 +75,7 @@ class _Diagnosis:
                     report.complete, report.error = True, record.error
 
     def report(self) -> Report:
-        """The report."""
+        """Builds the report."""
         self._add_inner()
         report = self._report
         for function in self._functions.values():
@@ -86,7 +86,7 @@ class _Diagnosis:
         report.functions = sorted(found, key=lambda f: (-f.avoidable_seconds, -f.seconds))
         report.small = sorted(self._small.values(), key=lambda small: -small.seconds)
         findings = [finding for f in report.functions for finding in _retraces(f)]
-        findings += [_finding(each) for each in self._happened.values()]
+        findings += [_finding(each) for each in self._incidents.values()]
         order = list(FINDINGS)
         report.findings = sorted(findings, key=lambda f: (order.index(f.kind), -f.seconds))
         return report
@@ -97,7 +97,7 @@ class _Diagnosis:
             self._report.command, self._report.versions = record.command, dict(record.versions)
 
     def _function(self, trace: Trace) -> Function:
-        """The function that a trace is of."""
+        """The function of a trace."""
         new = Function(
             group=trace.group,
             name=trace.function,
@@ -115,15 +115,15 @@ class _Diagnosis:
         if not trace.failed:
             self._modes.add(mode)
         if avoidable and not trace.causes:
-            trace.causes = [Cause("unknown", "nothing that doctor can see differs")]
+            trace.causes = [Cause("unknown", "doctor found no difference")]
         needed = {cause.kind for cause in trace.causes} == {"mode"}
         function.events.append(Event(0, trace, avoidable and not needed, cost(trace)))
 
     def _add_inner(self) -> None:
-        """Traces inside of others: their time is counted there.
+        """Adds traces inside other traces; the outer trace includes their time.
 
-        Keras's functions on TensorFlow are nested: there, an inner one that is traced again is a
-        trace of the whole, and its time is taken off the outer one's.
+        Keras's functions on TensorFlow are nested. A retrace of an inner one counts as a trace of
+        the whole function, and its time is subtracted from the outer trace.
         """
         known = self._functions.values()
         outer = {(f.process, event.trace.number): (f, event) for f in known for event in f.events}
@@ -137,22 +137,22 @@ class _Diagnosis:
                     function.events.append(Event(0, trace, True, cost(trace)))
                 continue
             function.inner[trace.function] = function.inner.get(trace.function, 0) + 1
-            note = f"inside of `{function.name}`, whose time has it"
+            note = f"traced inside `{function.name}`, which includes its time"
             inner = self._function(trace)
             inner.events.append(Event(0, replace(trace, note=note), False, 0.0))
 
     def _add_small(self, trace: Trace) -> None:
-        found = self._small.setdefault(trace.called[:2], Small(trace.called))
+        found = self._small.setdefault(trace.called[:2], SmallPrograms(trace.called))
         found.count += 1
         found.names[trace.function] = found.names.get(trace.function, 0) + 1
         found.seconds += cost(trace)
 
-    def _add_happened(self, record: Happened) -> None:
-        """The same thing at the same line is one thing."""
+    def _add_incident(self, record: Incident) -> None:
+        """Adds an incident; repeated ones at the same line are counted together."""
         key = (record.process, record.kind, record.function, record.site[:2], record.what)
-        known = self._happened.get(key)
+        known = self._incidents.get(key)
         if known is None:
-            self._happened[key] = replace(record)
+            self._incidents[key] = replace(record)
         elif record.kind == "eager":
             known.count = max(known.count, record.count)
         else:
@@ -161,11 +161,11 @@ class _Diagnosis:
 
 
 def _retraces(function: Function) -> Iterable[Finding]:
-    """One finding for each kind of cause, the weightiest of a trace."""
+    """One finding per kind of cause; a trace with several counts for the most important."""
     by_cause: dict[tuple[str, str], list[Event]] = {}
     for event in function.events:
         if event.avoidable:
-            key = (_main(event.trace.causes), event.trace.what)
+            key = (_main_cause(event.trace.causes), event.trace.what)
             by_cause.setdefault(key, []).append(event)
     for (kind, _), events in by_cause.items():
         fix = cure(kind, function.engine, keras=function.keras)
@@ -190,12 +190,12 @@ def _retraces(function: Function) -> Iterable[Finding]:
         )
 
 
-def _main(causes: list[Cause]) -> str:
+def _main_cause(causes: list[Cause]) -> str:
     kinds = {cause.kind for cause in causes}
     return next((kind for kind in CURES if kind in kinds), "unknown")
 
 
-def _finding(record: Happened) -> Finding:
+def _finding(record: Incident) -> Finding:
     advice = FINDINGS[record.kind]
     happens, fix = advice
     if record.kind in ("side-effects", "leaks"):
@@ -204,14 +204,16 @@ def _finding(record: Happened) -> Finding:
         bare = "" if record.group.startswith("keras:") else record.engine
         fix = advice.cure or _EFFECT.get((bare, record.detail), effect.cure)
     elif record.kind == "stale":
-        record.what += f" has changed since it was traced: {record.before} -> {record.now}"
+        record.what += f" has changed since the trace: {record.before} -> {record.now}"
         fix = _STALE.get("keras" if record.group.startswith("keras:") else record.engine, fix)
         if not record.noticed.file:
-            happens += "; seen at the end: it matters if the function was called since the change"
+            happens += (
+                "; noticed at the end: it matters only if the function was called after the change"
+            )
     elif record.kind == "eager":
         fix = _EAGER.get(record.engine, fix)
         if record.detail == "late":
-            happens += "; at least as often as said: it began among gradients of compiled functions"
+            happens += "; the count is a lower bound, as this line also used compiled functions"
     elif record.value:
         happens = f"{happens}: {record.value}"
     return Finding(
@@ -239,14 +241,14 @@ _STALE = {
 }
 _EFFECT = {
     ("jax", "random"): (
-        "draw with jax.random and a key that is an argument of the function, or draw outside of it "
+        "use jax.random with a key that is an argument of the function, or draw outside of it "
         "and pass the numbers as an argument"
     ),
-    ("jax", "print"): "jax.debug.print, which runs at every call",
+    ("jax", "print"): "use jax.debug.print, which runs at every call",
     ("jax", "write"): "return the value from the function",
 }
 _EAGER = {
-    "tensorflow": "put `@tf.function` on the function around it (build model and optimizer first)",
-    "jax": "put `jax.jit` around the function that takes the gradient and updates",
+    "tensorflow": "put `@tf.function` on the enclosing function (build model and optimizer first)",
+    "jax": "put `jax.jit` on the function that computes the gradient and the update",
     "torch": "train with trainstep.Trainer or trainstep.function, or `torch.compile` the loss",
 }

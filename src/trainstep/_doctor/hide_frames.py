@@ -1,8 +1,8 @@
-"""Keeps doctor out of what a script sees of its own stack.
+"""Hides doctor's frames from the script.
 
-A hook is a Python function, and has a frame. Tracebacks that a script prints or logs, those of its
-threads, `traceback.print_stack()` and `inspect.stack()` leave such frames out, and those of the
-command that runs the script.
+Each hook is a Python function and so has a frame. Tracebacks (printed, logged, or of threads),
+`traceback.print_stack()` and `inspect.stack()` omit these frames and those of the command that runs
+the script.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainstep._common.run_script import is_ours, is_runner, without_ours
 
 
 def install(patches: Patches) -> None:
-    """Changes the ways in which Python shows a stack."""
+    """Replaces the functions with which Python shows a stack."""
     hooks: dict[str, Callable[[Patches, Any], None]] = {
         traceback.__name__: _tracebacks,
         inspect.__name__: _inspected,
@@ -45,14 +45,14 @@ def _tracebacks(patches: Patches, module: Any) -> None:
 
 
 def _walk_stack(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-    if f is None:  # whoever runs through `StackSummary.extract(walk_stack(None))`
+    if f is None:  # the caller of `StackSummary.extract(walk_stack(None))`
         f = sys._getframe(4)
     for frame in _outwards(f):
         yield frame, frame.f_lineno
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames of the script, the innermost first."""
+    """The frames of the script, innermost first."""
     while frame is not None and not is_runner(frame):
         if not is_ours(frame):
             yield frame

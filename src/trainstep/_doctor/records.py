@@ -1,7 +1,7 @@
-"""What doctor notes while a script runs: plain facts, one JSON line each.
+"""Records: the facts that hooks collect while a script runs, one JSON line each.
 
-Records hold texts and numbers alone. A function, a model or a frame that was kept here would live
-longer than without doctor, and some engines then reuse a program that they would have dropped.
+Records contain only text and numbers. A reference to a function, model or frame would keep it
+alive, and some engines would then reuse a program that they would have dropped.
 
     hook --note--> Log --> a line in the file, at once, and the record in memory
     file --read--> the same records, after a crash or a kill
@@ -25,14 +25,14 @@ class Site(NamedTuple):
     file: str = ""
     line: int = 0
     text: str = ""
-    function: str = ""  # that the line is in
+    function: str = ""  # the function that contains the line
 
 
 NOWHERE = Site()
 
 
 class Cause(NamedTuple):
-    """One reason for a trace: its kind, a key of `_cures.CURES`, and what differs."""
+    """One reason for a trace: its kind (a key of `_explain.causes.CURES`) and the difference."""
 
     kind: str
     text: str
@@ -40,11 +40,11 @@ class Cause(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """What all records have.
+    """The base of all records.
 
     Attributes:
         at: Seconds since doctor started.
-        process: The number of the process.
+        process: The process id.
     """
 
     name: ClassVar[str] = ""
@@ -55,27 +55,27 @@ class Record:
 
 @dataclass(slots=True)
 class Trace(Record):
-    """A trace, or a compilation without one.
+    """A trace, or a compilation without a trace.
 
     Attributes:
         engine: `"jax"`, `"tensorflow"`, `"torch"` or `"trainstep"`.
-        group: What tells functions apart: traces of one group are traces of one function.
+        group: The identity of the function: all traces of one function have the same group.
         function: The function's name.
-        defined: Where it is defined.
-        called: The user's line that called.
+        defined: The line of its definition.
+        called: The user's line that called it.
         via: The Keras method that the user called, `"fit"` or `"validation inside fit"`, if any.
-        mode: What makes a first trace of its own necessary: `"train"`, `"no grad"`.
-        what: `"trace"`, `"compile"` for a compilation without one, or `"small"` for a program that
-            an engine makes of a single operation outside of any function, or for itself.
-        signature: What it was traced for, in the words of `_signature.Signature`.
-        causes: Why, if it was not the first.
+        mode: `"train"`, `"no grad"` and the like; each mode needs one trace.
+        what: `"trace"`, `"compile"` (without a trace) or `"small"`: a program of a single operation
+            outside any function, or of the engine's own.
+        signature: The arguments it was traced for, as `_explain.signature.Signature` prints them.
+        causes: The causes, if it was not the first.
         nearest: The number of the earlier trace that `causes` compares with; 0 if there is none.
-        number: Of this record, to refer to.
-        inside: The number of the trace in which it happened; its time is counted there.
-        seconds: What it cost, by phase: `trace`, `lower`, `compile`, `first_run`.
-        from_disk: Whether the program came from a cache on disk.
-        failed: The error that it ended in.
-        note: Something to add, as "TensorFlow then traced a relaxed version: x float32[None,20]".
+        number: The number of this record, for references.
+        inside: The number of the enclosing trace, which includes its time.
+        seconds: Its cost by phase: `trace`, `lower`, `compile`, `first_run`.
+        from_disk: Whether the program came from the disk cache.
+        failed: The error that ended it.
+        note: An additional remark, shown as it is.
     """
 
     name: ClassVar[str] = "trace"
@@ -100,22 +100,22 @@ class Trace(Record):
 
 
 @dataclass(slots=True)
-class Happened(Record):
-    """Something else that the user should know of.
+class Incident(Record):
+    """A fact besides a trace that becomes a finding.
 
     Attributes:
-        kind: A key of `_advice.FINDINGS`.
+        kind: A key of `_explain.advice.FINDINGS`.
         engine: The engine.
-        group: The group of the traces of the function that it is about, if there are any.
+        group: The group of the function concerned, if it was traced.
         function: The function's name.
         site: The user's line.
-        what: The fact, in a few words.
-        detail: The kind of side effect (`_advice.EFFECTS`), or of advice.
-        value: What belongs to the fact: a frozen value, a reason, lines that assign.
-        before: The value that a program holds.
-        now: The value that there is now.
-        noticed: Where that was noticed; empty: at the end.
-        count: How often it happened.
+        what: The fact, in one line.
+        detail: The kind of side effect (a key of `_explain.advice.EFFECTS`), or of advice.
+        value: A frozen value, a reason, or the lines that assign.
+        before: The value inside the program.
+        now: The current value.
+        noticed: The line at which doctor noticed it; empty: the end of the run.
+        count: The number of occurrences.
     """
 
     name: ClassVar[str] = "happened"
@@ -136,18 +136,18 @@ class Happened(Record):
 
 @dataclass(slots=True)
 class Calls(Record):
-    """How often the functions of a group were called, where that is known, and when."""
+    """The number of calls of a function, where known, and the times of some."""
 
     name: ClassVar[str] = "calls"
 
     group: str = ""
     count: int = 0
-    times: list[float] = field(default_factory=list)  # of some
+    times: list[float] = field(default_factory=list)  # of the first calls only
 
 
 @dataclass(slots=True)
 class Span(Record):
-    """A call of a Keras method such as `fit`, from `at` on."""
+    """A call of a Keras method such as `fit`; it starts at `at`."""
 
     name: ClassVar[str] = "span"
 
@@ -158,7 +158,7 @@ class Span(Record):
 
 @dataclass(slots=True)
 class Note(Record):
-    """Something about doctor itself: a hook that does not fit, a process that was watched."""
+    """A limit of this report: a hook that does not fit, a number that is not known."""
 
     name: ClassVar[str] = "note"
 
@@ -178,7 +178,7 @@ class Start(Record):
 
 @dataclass(slots=True)
 class End(Record):
-    """The last record of a process that ended by itself."""
+    """The last record of a process that was not killed."""
 
     name: ClassVar[str] = "end"
 
@@ -187,7 +187,7 @@ class End(Record):
 
 
 _KINDS: dict[str, type[Any]] = {
-    kind.name: kind for kind in (Trace, Happened, Calls, Span, Note, Start, End)
+    kind.name: kind for kind in (Trace, Incident, Calls, Span, Note, Start, End)
 }
 _SITES = ("defined", "called", "site", "noticed")
 
@@ -196,8 +196,8 @@ class Log:
     """The records of one process.
 
     Args:
-        path: A file to whose end each is written at once, if any. A line is one write, so that
-            processes may share a file.
+        path: A file to which each record is appended at once. Each line is one write, so several
+            processes can share the file.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -205,18 +205,18 @@ class Log:
         mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._file = None if path is None else os.open(path, mode, 0o644)
         self._began = perf_counter()
-        self._numbers = 0
+        self._last_number = 0
         self._lock = threading.RLock()
 
     def elapsed(self) -> float:
-        """Seconds since the log began."""
+        """Seconds since the log was opened."""
         return perf_counter() - self._began
 
     def begin(self, trace: Trace) -> None:
-        """Gives a trace its number and its moment; it is noted when it has ended."""
+        """Assigns a number and a start time to a trace; `note` adds it when it has ended."""
         with self._lock:
-            self._numbers += 1
-            trace.number, trace.at = self._numbers, round(self.elapsed(), 4)
+            self._last_number += 1
+            trace.number, trace.at = self._last_number, round(self.elapsed(), 4)
 
     def note(self, record: Record) -> Any:
         """Adds a record."""
@@ -228,7 +228,7 @@ class Log:
         return record
 
     def again(self, record: Trace) -> None:
-        """Writes a trace again, of which more is known now."""
+        """Rewrites a trace to the file, with what became known since."""
         with self._lock:
             self._write(record)
 
@@ -237,7 +237,7 @@ class Log:
             os.write(self._file, (json.dumps(to_dict(record)) + "\n").encode())
 
     def close(self) -> None:
-        """No more is written."""
+        """Closes the file."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
@@ -245,28 +245,28 @@ class Log:
 
 
 def to_dict(record: Record) -> dict[str, Any]:
-    """A record as it is written: what is not said is as it is by default."""
-    said = {"record": record.name}
+    """The record as JSON; fields with an empty value are omitted."""
+    fields = {"record": record.name}
     for each in dataclasses.fields(record):
         value = getattr(record, each.name)
         if value:
-            said[each.name] = value
-    return said
+            fields[each.name] = value
+    return fields
 
 
-def from_dict(said: Mapping[str, Any]) -> Any:
-    """The record that was written."""
-    values = {name: value for name, value in said.items() if name != "record"}
+def from_dict(fields: Mapping[str, Any]) -> Any:
+    """The record of a JSON line."""
+    values = {name: value for name, value in fields.items() if name != "record"}
     for name in _SITES:
         if name in values:
             values[name] = Site(*values[name])
     if "causes" in values:
         values["causes"] = [Cause(*cause) for cause in values["causes"]]
-    return _KINDS[said["record"]](**values)
+    return _KINDS[fields["record"]](**values)
 
 
 def read(lines: Iterable[str]) -> list[Any]:
-    """The records of a file; the last line of a killed process may be cut."""
+    """The records of a file. The last line of a killed process may be incomplete."""
     found: list[Any] = []
     numbered: dict[tuple[int, int], int] = {}
     for line in lines:

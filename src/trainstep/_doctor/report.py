@@ -1,4 +1,4 @@
-"""What a report says, whatever it is shown as: text, JSON or a page."""
+"""The report as data; `show` displays it as text or as a page."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Event:
 
     Attributes:
         index: 1 for the first of the function.
-        avoidable: Whether it was no first trace of the function in its mode.
-        cost: All its seconds.
+        avoidable: Whether the function had been traced in this mode before.
+        cost: Its seconds in total.
     """
 
     index: int
@@ -27,14 +27,14 @@ class Event:
     cost: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is in JSON."""
+        """The JSON form."""
         trace = self.trace
         return {
             "index": self.index,
-            "number": trace.number,  # which `nearest` refers to
+            "number": trace.number,  # the target of `nearest`
             "at": trace.at,
             "what": trace.what,
-            **_site(trace.called),
+            **_site_fields(trace.called),
             "via": trace.via,
             "mode": trace.mode,
             "avoidable": self.avoidable,
@@ -50,20 +50,20 @@ class Event:
 
 @dataclass(slots=True)
 class Function:
-    """A function, and all its traces.
+    """A function and all its traces.
 
     Attributes:
-        group: What tells it from others.
-        name: Its name, or what Keras runs for a model.
+        group: Its identity.
+        name: Its name, or "train function of model ..." for one that Keras made.
         engine: The engine.
-        defined: Where it is defined.
-        keras: Whether it is one that Keras made for a model.
-        calls: How often it was called; None where that is not known.
-        call_times: When some of the calls were.
+        defined: The line of its definition.
+        keras: Whether Keras made it for a model.
+        calls: The number of calls; None if unknown.
+        call_times: The times of some calls.
         events: Its traces and compilations.
-        inner: Functions that were traced inside, and how often.
-        fixes: What to do about those that were avoidable, one line for each cause.
-        process: The process that it ran in.
+        inner: Functions traced inside it, with the number of traces.
+        fixes: A cure for each cause of its avoidable traces.
+        process: The process id.
     """
 
     group: str
@@ -80,36 +80,36 @@ class Function:
 
     @property
     def traces(self) -> int:
-        """How often it was traced, to the end."""
+        """The number of traces that succeeded."""
         done = [event.trace for event in self.events if not event.trace.failed]
         return sum(trace.what == "trace" for trace in done)
 
     @property
     def compilations(self) -> int:
-        """How often it was compiled without a trace."""
+        """The number of compilations without a trace."""
         return sum(event.trace.what == "compile" for event in self.events)
 
     @property
     def retraces(self) -> int:
-        """How many of its traces and compilations were avoidable."""
+        """The number of avoidable traces and compilations."""
         return sum(event.avoidable for event in self.events)
 
     @property
     def seconds(self) -> float:
-        """What all cost."""
+        """The cost of all traces and compilations."""
         return sum(event.cost for event in self.events)
 
     @property
     def avoidable_seconds(self) -> float:
-        """What those cost that were avoidable."""
+        """The cost of the avoidable ones."""
         return sum(event.cost for event in self.events if event.avoidable)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is in JSON."""
+        """The JSON form."""
         return {
             "name": self.name,
             "engine": self.engine,
-            **_site(self.defined),
+            **_site_fields(self.defined),
             "keras": self.keras,
             "calls": self.calls,
             "traces": self.traces,
@@ -126,24 +126,24 @@ class Function:
 
 @dataclass(slots=True)
 class Finding:
-    """Something to change.
+    """A finding: a fact, its consequence and its cure.
 
     Attributes:
-        kind: A key of `_advice.FINDINGS`, which `--fail-on` takes.
-        group: What tells the function that it is about from others, if there is one.
-        function: That function's name.
+        kind: A key of `_explain.advice.FINDINGS`, as in `--fail-on`.
+        group: The identity of the function concerned, if there is one.
+        function: The function's name.
         site: The user's line.
         what: The fact.
-        happens: What that means.
-        fix: What to do.
-        count: How often it happened.
-        seconds: What it cost, where that is known.
-        cause: The kind of the cause of retraces, a key of `_cures.CURES`.
-        before: The value that a program holds.
-        now: The value that there is now.
-        noticed: Where that was noticed; empty: at the end.
-        assigned: The lines that assign to it.
-        process: The process that it happened in.
+        happens: The consequence.
+        fix: The cure.
+        count: The number of occurrences.
+        seconds: Its cost, where known.
+        cause: The kind of cause of retraces, a key of `_explain.causes.CURES`.
+        before: The value inside the program.
+        now: The current value.
+        noticed: The line at which doctor noticed it; empty: the end of the run.
+        assigned: The lines that assign to the value.
+        process: The process id.
     """
 
     kind: str
@@ -164,15 +164,15 @@ class Finding:
     process: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is in JSON."""
-        said = dataclasses.asdict(self)
-        del said["site"]
-        return {**said, **_site(self.site), "noticed": _site(self.noticed)}
+        """The JSON form."""
+        fields = dataclasses.asdict(self)
+        del fields["site"]
+        return {**fields, **_site_fields(self.site), "noticed": _site_fields(self.noticed)}
 
 
 @dataclass(slots=True)
-class Small:
-    """Programs of single operations, and of libraries for themselves, of one line of the user's."""
+class SmallPrograms:
+    """The small programs of one user line: single operations, and programs of the engine's own."""
 
     site: Site
     names: dict[str, int] = field(default_factory=dict)
@@ -180,31 +180,31 @@ class Small:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is in JSON."""
-        said = {"count": self.count, "seconds": round(self.seconds, 4), "names": self.names}
-        return {**_site(self.site), **said}
+        """The JSON form."""
+        fields = {"count": self.count, "seconds": round(self.seconds, 4), "names": self.names}
+        return {**_site_fields(self.site), **fields}
 
 
 @dataclass(slots=True)
 class Report:
-    """All that there is to say about a run.
+    """The report on a run.
 
     Attributes:
-        functions: The functions, the costliest first.
-        findings: What to change, the most important first.
-        small: Small programs, by the user's line.
-        spans: Calls of Keras's methods.
-        notes: What doctor could not see.
-        versions: Of everything that was imported.
-        command: What was run.
-        seconds: How long it ran.
-        error: The error that it ended in.
-        complete: Whether the run ended by itself.
+        functions: The functions, costliest first.
+        findings: The findings, most important first.
+        small: The small programs, by user line.
+        spans: The calls of Keras methods.
+        notes: The limits of the report.
+        versions: The versions of the imported libraries.
+        command: The command line.
+        seconds: The duration of the run.
+        error: The error that ended the run.
+        complete: Whether the run reached its end.
     """
 
     functions: list[Function] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    small: list[Small] = field(default_factory=list)
+    small: list[SmallPrograms] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
@@ -215,26 +215,26 @@ class Report:
 
     @property
     def retraces(self) -> int:
-        """How many traces and compilations were avoidable."""
+        """The number of avoidable traces and compilations."""
         return sum(function.retraces for function in self.functions)
 
     @property
     def traces(self) -> int:
-        """How many traces there were."""
+        """The number of traces."""
         return sum(function.traces for function in self.functions)
 
     @property
     def compile_seconds(self) -> float:
-        """What all traces and compilations cost, small ones included."""
+        """The cost of all traces and compilations, small programs included."""
         return sum(f.seconds for f in self.functions) + sum(s.seconds for s in self.small)
 
     @property
     def avoidable_seconds(self) -> float:
-        """What those cost that were avoidable."""
+        """The cost of the avoidable ones."""
         return sum(function.avoidable_seconds for function in self.functions)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is in JSON."""
+        """The JSON form."""
         return {
             "format": FORMAT,
             "command": self.command,
@@ -253,5 +253,5 @@ class Report:
         }
 
 
-def _site(site: Site) -> dict[str, Any]:
+def _site_fields(site: Site) -> dict[str, Any]:
     return {"file": site.file, "line": site.line, "text": site.text}

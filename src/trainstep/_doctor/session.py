@@ -1,4 +1,4 @@
-"""doctor in a process: hooks in, hooks out, and a report of what happened between.
+"""doctor inside a process: installs the hooks, removes them, and returns the report.
 
 with trainstep.doctor() as found:
 ...
@@ -23,7 +23,7 @@ from trainstep._doctor.hooks.jax import Jax
 from trainstep._doctor.hooks.keras import Keras
 from trainstep._doctor.hooks.tensorflow import TensorFlow
 from trainstep._doctor.hooks.torch import Torch
-from trainstep._doctor.hooks.trainstep import Ours
+from trainstep._doctor.hooks.trainstep import TrainstepFunctions
 from trainstep._doctor.hooks.watcher import Watcher
 from trainstep._doctor.hooks.xla_log import XlaLog
 from trainstep._doctor.records import End, Log, Start
@@ -33,12 +33,12 @@ _LIBRARIES = ("keras", "jax", "jaxlib", "tensorflow", "torch", "flax", "optax", 
 
 
 class Doctor:
-    """Watches the process that it is in.
+    """Watches the current process.
 
     Args:
-        command: What is run, for the report.
-        path: A file that each record is written to as it is made.
-        xla: Whether to read XLA's compilations in TensorFlow's log, which goes through a pipe.
+        command: The command line, shown in the report.
+        path: A file to which each record is appended at once.
+        xla: Whether to count XLA compilations in TensorFlow's log, which redirects stderr.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class Doctor:
         self._tensorflow = TensorFlow(self._watcher, self._keras)
         self._jax = Jax(self._watcher, self._keras)
         self._torch = Torch(self._watcher, self._keras)
-        self._ours = Ours(self._watcher)
+        self._trainstep = TrainstepFunctions(self._watcher)
         self._command = list(command)
-        self._xla = XlaLog(self._tensorflow.xla.log_says) if xla else None
-        self._tensorflow.xla.logged = xla
+        self._xla = XlaLog(self._tensorflow.xla.logged) if xla else None
+        self._tensorflow.xla.reads_log = xla
         self._running = False
-        self.error = ""  # that the script ended in
+        self.error = ""  # the exception that ended the script
 
     def start(self) -> Doctor:
-        """Begins to watch."""
+        """Installs the hooks."""
         self._running = True
         self.log.note(Start(command=self._command, versions=_system(), when=time.time()))
         hide_frames.install(self._patches)
@@ -67,11 +67,11 @@ class Doctor:
         self._tensorflow.install(self._patches)
         self._jax.install(self._patches)
         self._torch.install(self._patches)
-        self._ours.install(self._patches)
+        self._trainstep.install(self._patches)
         return self
 
     def stop(self) -> None:
-        """Looks around for a last time, and lets go of everything."""
+        """Removes the hooks, checks captured values a last time, and closes the log."""
         if not self._running:
             return
         self._running = False
@@ -88,7 +88,7 @@ class Doctor:
 
     @property
     def report(self) -> Report:
-        """What has happened so far."""
+        """The report up to now."""
         return diagnose(self.log.records)
 
     def __enter__(self) -> Doctor:
@@ -115,10 +115,11 @@ class Doctor:
 
 
 def doctor() -> Doctor:
-    """Watches what is traced and compiled in a block, and tells why.
+    """Reports every trace and compilation in a block, with its cause.
 
     Returns:
-        What prints as a report, in a terminal and in a notebook; `report` has it as an object.
+        A context manager that prints as the report, in a terminal and in a notebook; its `report`
+        is the same as an object.
 
     Example:
         >>> import trainstep as ts
@@ -127,12 +128,12 @@ def doctor() -> Doctor:
         >>> found.report.findings
         []
     """
-    # The command of a notebook's kernel is nobody's.
+    # A notebook's command line is that of its kernel, which the user never wrote.
     return Doctor([] if user_code.shell() else sys.argv)
 
 
 def versions() -> dict[str, str]:
-    """The versions of the libraries that were imported."""
+    """The versions of the imported libraries."""
     loaded = {name: sys.modules.get(name) for name in _LIBRARIES}
     found = {name: str(getattr(m, "__version__", "?")) for name, m in loaded.items() if m}
     engine = getattr(getattr(sys.modules.get("keras"), "config", None), "backend", None)

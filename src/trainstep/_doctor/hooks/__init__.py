@@ -1,4 +1,6 @@
-"""What watches the libraries that a script imports, one file or a few for each.
+"""Hooks: calls of JAX, TensorFlow, torch, Keras, Flax and trainstep enter, as a script makes them.
 
-No file here imports a library: hooks are put in place when the script does.
+Records of traces, compilations and incidents leave, into the `Log`. A hook may import
+`_doctor.records`, `_surroundings`, `_explain` and `_common`, but no engine: it waits for the script
+to import one.
 """

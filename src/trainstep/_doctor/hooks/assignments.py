@@ -1,4 +1,4 @@
-"""Where the source assigns to a value: what has changed was changed there, or in code unseen."""
+"""Finds the lines of the source that assign to a captured value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from trainstep._common import user_code
 
-_MOST = 4  # lines that are told
+_MAX_LINES = 4  # in one report
 _ENTRY = re.compile(r"\[(.+)\]\W*$")
 _LAST = re.compile(r"(\w+)\W*$")
 _IN_PLACE = {
@@ -28,12 +28,12 @@ _IN_PLACE = {
 }
 
 
-def assigned(label: str, file: str) -> str:
-    """The lines that assign to something.
+def assignment_lines(label: str, file: str) -> str:
+    """The lines that assign to a value, as text.
 
     Args:
-        label: What it is called: `rate`, `Loss.margin`, `config['rate']`.
-        file: The file in which it is read. That of the script is looked through as well.
+        label: The name of the value: `rate`, `Loss.margin`, `config['rate']`.
+        file: The file that reads it. The script's main file is searched as well.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     found = [
@@ -41,13 +41,13 @@ def assigned(label: str, file: str) -> str:
         for each in dict.fromkeys(filter(None, (file, main)))
         for line in sorted(set(_lines(label, each)))
     ]
-    more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
-    return ", ".join(found[:_MOST]) + more
+    more = f" and {len(found) - _MAX_LINES} more" if len(found) > _MAX_LINES else ""
+    return ", ".join(found[:_MAX_LINES]) + more
 
 
 def _lines(label: str, file: str) -> Iterator[int]:
     entry, last = _ENTRY.search(label), _LAST.search(label)
-    for target in _targets(file):
+    for target in _assigned_in(file):
         if entry is not None:
             match = isinstance(target, ast.Subscript) and ast.unparse(target.slice) == entry[1]
         else:
@@ -57,7 +57,7 @@ def _lines(label: str, file: str) -> Iterator[int]:
 
 
 def _named(target: ast.expr) -> str:
-    """The name or the attribute that is assigned to, as a whole or in a part."""
+    """The name or attribute that an assignment changes, wholly or in part."""
     while isinstance(target, (ast.Subscript, ast.Starred)):
         target = target.value
     if isinstance(target, ast.Attribute):
@@ -66,18 +66,18 @@ def _named(target: ast.expr) -> str:
 
 
 @functools.lru_cache(maxsize=32)
-def _targets(file: str) -> tuple[ast.expr, ...]:
+def _assigned_in(file: str) -> tuple[ast.expr, ...]:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return ()
-    return tuple(_of(tree))
+    return tuple(_assigned_expressions(tree))
 
 
-def _of(tree: ast.AST) -> Iterator[ast.expr]:
+def _assigned_expressions(tree: ast.AST) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
         if isinstance(getattr(node, "ctx", None), ast.Store):
-            yield node  # type: ignore[misc]  # a name, an attribute or an entry
+            yield node  # type: ignore[misc]  # a name, attribute or item
         elif (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)

@@ -1,4 +1,4 @@
-"""Lines of the user's code, and the Keras method through which they called."""
+"""Lines of the user's code, and the Keras method that they called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLES = {
 
 
 def site(frame: FrameType | None) -> Site:
-    """The user's line that a frame was called from."""
+    """The user's line from which a frame was called."""
     found = user_code.nearest(frame)
     if found is None:
         return NOWHERE
@@ -34,7 +34,7 @@ def at(file: str, line: int, function: str = "") -> Site:
 
 
 def defined(code: CodeType) -> Site:
-    """Where a function is defined."""
+    """The line of a function's definition."""
     return at(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
@@ -42,18 +42,18 @@ def _name(code: CodeType) -> str:
     return code.co_name.removeprefix("tf__")
 
 
-def outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame, the one that called it, and so on."""
+def frames_outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame, its caller, and so on."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
-class Keras(NamedTuple):
-    """A call of a Keras method that is under way.
+class KerasCall(NamedTuple):
+    """A call of a Keras method in progress.
 
     Attributes:
-        model: The model. Nobody is to keep it.
+        model: The model. Do not store it: that would keep it alive.
         role: `"train"`, `"test"` or `"predict"`.
         via: The method that the user called.
     """
@@ -63,22 +63,22 @@ class Keras(NamedTuple):
     via: str
 
 
-def keras_call(frame: FrameType | None) -> Keras | None:
-    """The innermost call of a Keras method that a frame is in."""
-    found: Keras | None = None
-    for each in outwards(frame):
+def current_keras_call(frame: FrameType | None) -> KerasCall | None:
+    """The innermost Keras method on the stack of a frame."""
+    found: KerasCall | None = None
+    for each in frames_outward(frame):
         name = each.f_code.co_name
         if name not in ROLES or not _is_trainer(each):
             continue
         if found is None:
-            found = Keras(each.f_locals.get("self"), ROLES[name], name)
+            found = KerasCall(each.f_locals.get("self"), ROLES[name], name)
         elif found.via == "evaluate" and name == "fit":
             return found._replace(via="validation inside fit")
     return found
 
 
 def is_keras(frame: FrameType) -> bool:
-    """Whether it is Keras itself that calls."""
+    """Whether the frame is in Keras."""
     return str(frame.f_globals.get("__name__", "")).startswith("keras.")
 
 
@@ -87,9 +87,9 @@ def _is_trainer(frame: FrameType) -> bool:
     return module.startswith("keras.") and "train" in module
 
 
-def is_ours(frame: FrameType | None) -> bool:
-    """Whether a function of trainstep's stands between a frame and the user's code."""
-    for each in outwards(frame):
+def called_by_trainstep(frame: FrameType | None) -> bool:
+    """Whether trainstep is on the stack between a frame and the user's code."""
+    for each in frames_outward(frame):
         module = str(each.f_globals.get("__name__", ""))
         if module.startswith("trainstep.") and not module.startswith("trainstep._doctor"):
             return True

@@ -11,16 +11,16 @@ from trainstep._doctor.hooks.watcher import weak
 from trainstep._doctor.records import Cause
 
 _INNER = ("__wrapped__", "_python_function", "func")
-_NNX_GRAD = "grad_wrapper"  # what nnx.grad makes of a function, which it does not tell of it
+_NNX_GRAD = "grad_wrapper"  # the wrapper of nnx.grad, which has no __wrapped__
 
 
-def innermost(fn: Any) -> Any:
-    """The Python function in a callable, bound to its object if it is a method."""
+def python_function(fn: Any) -> Any:
+    """The Python function inside a callable, bound to its object if it is a method."""
     return _unwrapped(fn)[0]
 
 
-def title(fn: Any) -> str:
-    """What a function is called: `step`, or `grad of step`."""
+def display_name(fn: Any) -> str:
+    """The name of a function: `step`, or `grad of step`."""
     inner, wrappers = _unwrapped(fn)
     code = code_of(inner)
     name = getattr(fn, "__name__", "") or type(fn).__name__ if code is None else code.co_qualname
@@ -28,7 +28,7 @@ def title(fn: Any) -> str:
 
 
 def _unwrapped(fn: Any) -> tuple[Any, list[str]]:
-    """The Python function in a callable, and the libraries' functions around it."""
+    """The Python function inside a callable, and the transformations around it."""
     wrappers: list[str] = []
     for _ in range(20):
         inner = _inner(fn)
@@ -47,7 +47,7 @@ def _unwrapped(fn: Any) -> tuple[Any, list[str]]:
 
 
 def _transformation(fn: Any) -> str:
-    """What JAX makes of a function: the first words of its docstring."""
+    """The name of a JAX transformation: the first words of its docstring."""
     words, of, _ = (fn.__doc__ or "").partition(" of ")
     return words.lower() if of and len(words) < 30 else "transformation"
 
@@ -56,7 +56,7 @@ def _inner(fn: Any) -> Any:
     if isinstance(fn, functools.partial):
         return fn.func
     if isinstance(fn, types.MethodType):
-        # TensorFlow binds a method to a thing that holds the object weakly.
+        # TensorFlow binds a method to a wrapper with a weak reference to the object.
         held: Any = fn.__self__
         if not hasattr(type(held), "weakrefself_target__"):
             return None
@@ -70,7 +70,7 @@ def _inner(fn: Any) -> Any:
 
 
 def method_of(owner: Any, name: str) -> Any:
-    """What the class of an object has under a name, as it is there."""
+    """An attribute of an object's class, without running descriptors."""
     return inspect.getattr_static(type(owner), name, None)
 
 
@@ -81,78 +81,78 @@ def code_of(fn: Any) -> types.CodeType | None:
 
 
 def arguments(found: dict[str, Any]) -> list[Any]:
-    """The arguments among the names of a frame; of structures, what is in them is data."""
+    """The arguments in the locals of a frame; containers become None, as they hold data."""
     args = found.get("args") or ()
     return [None if isinstance(each, (tuple, list, dict)) else each for each in args]
 
 
-def short(value: Any, width: int = 80) -> str:
+def one_line(value: Any, width: int = 80) -> str:
     """A value in one line."""
     text = " ".join(repr(value).split())
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
-def another(fn: Any, number: int, made: str = "") -> Cause:
-    """A further function object of one code, as the cause of a trace."""
+def new_object_cause(fn: Any, number: int, made: str = "") -> Cause:
+    """The cause for a trace of a further function object of the same code."""
     if isinstance(fn, types.MethodType):
         kind = type(fn.__self__).__name__
-        return Cause("instance", f"a method of object number {number} of class `{kind}`{made}")
-    return Cause("function", f"function object number {number} of one definition{made}")
+        return Cause("instance", f"method of object number {number} of class `{kind}`{made}")
+    return Cause("function", f"function object number {number} of the same definition{made}")
 
 
-class Known:
-    """A function object that was traced, held weakly."""
+class SeenFunction:
+    """A weak reference to a traced function object."""
 
     def __init__(self, fn: Any, number: int) -> None:
         self.number = number
         self._ref = weak(fn)
 
     def get(self) -> Any:
-        """The function; None if it is gone."""
+        """The function; None if it was deleted."""
         return self._ref()
 
 
-class Objects:
-    """The function objects that were traced, by their code.
+class FunctionObjects:
+    """The traced function objects, by code.
 
-    A loop that makes a function each time makes objects of one code. Such an object is a
-    function in its own right only if an earlier one is still there, and differs: a method of
-    another model, a closure over another number.
+    A loop that defines a function creates many objects of the same code. Such an object counts as a
+    separate function only if an earlier one is still alive and differs: a method of another model,
+    a closure over another number.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[types.CodeType, str], list[Known]] = {}
+        self._known: dict[tuple[types.CodeType, str], list[SeenFunction]] = {}
 
     def number(self, fn: Any, name: str) -> tuple[int, bool]:
-        """The number of a function object, from 1 on, and whether it is new."""
+        """The number of a function object, counted from 1, and whether it is new."""
         known = self._of(fn, name)
         for each in known:
             held = each.get()
             if held is fn or (isinstance(held, types.MethodType) and held == fn):
                 return each.number, False
-        known.append(Known(fn, len(known) + 1))
+        known.append(SeenFunction(fn, len(known) + 1))
         return len(known), True
 
-    def is_own(self, fn: Any, name: str) -> bool:
-        """Whether a new function object differs from those before it that are still there."""
+    def is_separate_function(self, fn: Any, name: str) -> bool:
+        """Whether a new function object differs from all earlier ones that are alive."""
         earlier = [each.get() for each in self._of(fn, name)[:-1]]
         alive = [each for each in earlier if each is not None]
-        return bool(alive) and not any(_same(fn, each) for each in alive)
+        return bool(alive) and not any(_is_same(fn, each) for each in alive)
 
-    def _of(self, fn: Any, name: str) -> list[Known]:
-        code = code_of(innermost(fn))
+    def _of(self, fn: Any, name: str) -> list[SeenFunction]:
+        code = code_of(python_function(fn))
         return [] if code is None else self._known.setdefault((code, name), [])
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, types.MethodType) or isinstance(other, types.MethodType):
         return getattr(one, "__self__", None) is getattr(other, "__self__", None)
-    return _around(one) == _around(other)
+    return _captured_ids(one) == _captured_ids(other)
 
 
-def _around(fn: Any) -> list[Any]:
+def _captured_ids(fn: Any) -> list[Any]:
     if isinstance(fn, functools.partial):
-        return [_around(fn.func), *map(id, fn.args), *map(id, fn.keywords.values())]
+        return [_captured_ids(fn.func), *map(id, fn.args), *map(id, fn.keywords.values())]
     closure = getattr(fn, "__closure__", None) or ()
     cells = [id(cell.cell_contents) for cell in closure if _is_filled(cell)]
     return [*cells, *map(id, getattr(fn, "__defaults__", None) or ())]

@@ -1,43 +1,49 @@
-"""Why a function was traced again: the earlier signature that is nearest, and what differs."""
+"""Compares a signature with the nearest earlier one: the differences are the causes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from trainstep._doctor.hooks.function_identity import short
+from trainstep._doctor.hooks.function_identity import one_line
 from trainstep._doctor.records import Cause
 from trainstep._explain.signature import Part, Signature, array_text, nearest
 
-WHOLE = "structure of the arguments"  # said if no part of it can be named
-_SHOWN = 4  # causes of one kind
+STRUCTURE_LABEL = "structure of the arguments"  # shown if no part can be named
+_SHOWN = 4  # causes per kind
 _WIDE = 60
 
 
-def array(label: str, aval: Any) -> Part:
-    """An array of JAX's in a signature."""
+def array_part(label: str, aval: Any) -> Part:
+    """A JAX array as a part of a signature."""
     shape, dtype = getattr(aval, "shape", None), str(getattr(aval, "dtype", ""))
     if shape is None:
-        return Part(label, short(aval), "static", short(aval))
+        return Part(label, one_line(aval), "static", one_line(aval))
     weak = bool(getattr(aval, "weak_type", False))
-    text = array_text(tuple(shape), dtype) + (" of a Python number" if weak else "")
+    text = array_text(tuple(shape), dtype) + (" from a Python number" if weak else "")
     token = (tuple(shape), dtype, weak, str(getattr(aval, "sharding", "")))
     return Part(label, text, "array", token)
 
 
-def why(new: Signature, earlier: Sequence[Signature]) -> tuple[int | None, list[Cause]]:
+def compare_with_earlier(
+    new: Signature, earlier: Sequence[Signature]
+) -> tuple[int | None, list[Cause]]:
     """The index of the nearest earlier signature, and the causes."""
     index, changes = nearest(new, earlier)
     causes = [Cause(change.kind, change.text) for change in changes]
-    if any(c.kind in ("structure", "static") and not c.text.startswith(WHOLE) for c in causes):
-        causes = [cause for cause in causes if not cause.text.startswith(WHOLE)]
-    for kind in ("flag", "structure"):  # from which the others follow
+    if any(
+        c.kind in ("structure", "static") and not c.text.startswith(STRUCTURE_LABEL) for c in causes
+    ):
+        causes = [cause for cause in causes if not cause.text.startswith(STRUCTURE_LABEL)]
+    for kind in ("flag", "structure"):  # the other differences follow from these
         causes = [cause for cause in causes if cause.kind == kind] or causes
-    return index, _folded([Cause(kind, _around(text)) for kind, text in causes])
+    return index, _first_of_each_kind(
+        [Cause(kind, _cut_to_difference(text)) for kind, text in causes]
+    )
 
 
-def _around(text: str) -> str:
-    """A text about a long structure, cut to the brackets around what differs."""
+def _cut_to_difference(text: str) -> str:
+    """A text about a long structure, cut to the brackets around the difference."""
     label, _, rest = text.partition(": ")
     before, arrow, after = rest.partition(" -> ")
     if not arrow or not before.startswith("("):
@@ -49,7 +55,7 @@ def _around(text: str) -> str:
 
 
 def _opening(text: str, end: int) -> int:
-    """Where the innermost bracket begins that is open at a place."""
+    """The index of the innermost bracket that is open at `end`."""
     closed = 0
     for index in range(end - 1, -1, -1):
         if text[index] in ")]}":
@@ -62,7 +68,7 @@ def _opening(text: str, end: int) -> int:
 
 
 def _bracket(text: str) -> str:
-    """A text from its first bracket to the one that closes it, if it is not too long."""
+    """A text up to the bracket that closes its first one, shortened if it is long."""
     depth = 0
     for index, character in enumerate(text[:_WIDE]):
         depth += (character in "([{") - (character in ")]}")
@@ -71,8 +77,8 @@ def _bracket(text: str) -> str:
     return text[: _WIDE - 3] + "..."
 
 
-def _folded(causes: list[Cause]) -> list[Cause]:
-    """The first few of each kind."""
+def _first_of_each_kind(causes: list[Cause]) -> list[Cause]:
+    """The first few causes of each kind, and the number of the others."""
     shown: list[Cause] = []
     left: dict[str, int] = {}
     for cause in causes:

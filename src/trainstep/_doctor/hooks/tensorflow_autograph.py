@@ -1,8 +1,8 @@
 """AutoGraph, which rewrites the functions that TensorFlow traces.
 
-load_ast      it wrote code: which of its lines is which of the user's
-isbuiltin,    `print` is its own: what stands in for `print` while a function is traced has to be
-overload_of   taken for it, or a tensor would no longer be printed at every call
+load_ast      AutoGraph generated code: maps its lines to the user's
+isbuiltin,    AutoGraph replaces `print` by an operation that prints at every call; it must do the
+overload_of   same with the stand-in by which doctor observes `print`
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _AUTOGRAPH = "tensorflow.python.autograph"
 
 
 def install(patches: Patches) -> None:
-    """Hooks AutoGraph when it is imported."""
+    """Installs the hooks when AutoGraph is imported."""
     hooks = {"pyct.loader": _lines, "pyct.inspect_utils": _builtin, "operators.py_builtins": _print}
     for module, hook in hooks.items():
         patches.on_import(f"{_AUTOGRAPH}.{module}", functools.partial(hook, patches))

@@ -1,11 +1,11 @@
-"""TensorFlow's types of a call, as signatures that can be compared and read."""
+"""Converts TensorFlow's function types to signatures that can be compared and printed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainstep._doctor.hooks.function_identity import short
+from trainstep._doctor.hooks.function_identity import one_line
 from trainstep._doctor.records import Cause
 from trainstep._explain.signature import Part, Signature, array_text
 
@@ -37,13 +37,13 @@ def _parts(label: str, kind: Any) -> Iterator[Part]:
     elif name == "Literal":
         value = kind.value
         number = type(value) in (int, float, complex)
-        yield Part(label, short(value), "number" if number else "static", repr(value))
+        yield Part(label, one_line(value), "number" if number else "static", repr(value))
     elif name == "Weakref":
         held = kind._ref()
-        text = "an object that is gone" if held is None else f"{type(held).__name__} object"
+        text = "a deleted object" if held is None else f"{type(held).__name__} object"
         yield Part(label, text, "object", kind)
     else:
-        yield Part(label, short(kind), "static", kind)
+        yield Part(label, one_line(kind), "static", kind)
 
 
 def _children(kind: Any) -> tuple[str, list[tuple[str, Any]]] | None:
@@ -66,13 +66,13 @@ def _children(kind: Any) -> tuple[str, list[tuple[str, Any]]] | None:
 
 
 def relaxed(kind: Any, asked: Any) -> str:
-    """The arguments that TensorFlow traced for more sizes than were asked for."""
+    """The arguments that TensorFlow generalized to dynamic sizes."""
     changes = signature(kind).changes(signature(asked))
     return "; ".join(change.text.replace(" -> ", " as ") for change in changes)
 
 
 def context_causes(new: Any, earlier: Sequence[Any]) -> list[Cause]:
-    """What differs between settings: the fewest differences to an earlier one."""
+    """The smallest set of differences to an earlier context."""
     found = [_differences(new, each) for each in earlier]
     if not found:
         return [Cause("variables", "the first call created variables")]
@@ -86,5 +86,5 @@ def _differences(new: Any, old: Any) -> list[Cause]:
     for name in getattr(new.context, "_fields", ()):
         before, now = getattr(old.context, name, None), getattr(new.context, name)
         if before != now:
-            causes.append(Cause("context", f"{name}: {short(before)} -> {short(now)}"))
+            causes.append(Cause("context", f"{name}: {one_line(before)} -> {one_line(now)}"))
     return causes

@@ -1,10 +1,10 @@
-"""PyTorch: the function that compiles a frame, which is called when no program fits.
+"""PyTorch: hooks on dynamo, which compiles a frame when no earlier program fits.
 
-_compile                        a frame is compiled; its arguments tell which, and for what
-...recompilation_reasons        why none of the earlier programs served
-exceeds_recompile_limit         PyTorch gives up on a function
-callbacks                       a backward program is compiled, when it is first run
-torch.autograd.graph.log        is asked for its level: a gradient is taken
+_compile                        compiles a frame; its arguments have the code and the values
+...recompilation_reasons        the guards of earlier programs that failed
+exceeds_recompile_limit         PyTorch stops compiling a function
+callbacks                       a backward program is compiled, at its first run
+torch.autograd.graph.log        its level is read at every gradient
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from typing import Any
 
 from trainstep._common import user_code
 from trainstep._common.import_hooks import Patches
-from trainstep._doctor.hooks.call_sites import defined, is_ours, site
-from trainstep._doctor.hooks.function_identity import code_of, innermost
+from trainstep._doctor.hooks.call_sites import called_by_trainstep, defined, site
+from trainstep._doctor.hooks.function_identity import code_of, python_function
 from trainstep._doctor.hooks.keras import Keras, is_keras_code
 from trainstep._doctor.hooks.torch_breaks import Breaks
-from trainstep._doctor.hooks.torch_eager import Gradients
-from trainstep._doctor.hooks.torch_frames import Codes, entered, mode, scope_of, signature
-from trainstep._doctor.hooks.torch_guards import cause, reasons, varies_now
+from trainstep._doctor.hooks.torch_eager import TorchGradients
+from trainstep._doctor.hooks.torch_frames import Codes, entry_frame, mode, scope_of, signature
+from trainstep._doctor.hooks.torch_guards import becomes_dynamic, cause, reasons
 from trainstep._doctor.hooks.torch_history import History, Program
 from trainstep._doctor.hooks.torch_metrics import leaves_mark, measure, metrics_of, time_first_run
 from trainstep._doctor.hooks.torch_paths import Scope
-from trainstep._doctor.hooks.watcher import Open, Watcher
-from trainstep._doctor.records import Happened, Trace
+from trainstep._doctor.hooks.watcher import OpenTrace, Watcher
+from trainstep._doctor.records import Incident, Trace
 
-_OWN_ERROR = "Observed exception"  # that the user's code raises
-_FIRST = ("shape", "dtype", "mode")  # causes that say more than that Keras made a function again
+_OWN_ERROR = "Observed exception"  # PyTorch's name for an exception of the user's code
+_FIRST = ("shape", "dtype", "mode")  # causes that say more than "Keras rebuilt its function"
 
 
 class _Compiling:
     """A frame that is being compiled."""
 
-    def __init__(self, opened: Open, program: Program, scope: Scope, replaces: str) -> None:
+    def __init__(self, opened: OpenTrace, program: Program, scope: Scope, replaces: str) -> None:
         self.opened, self.program, self.replaces = opened, program, replaces
         self.scope: Scope | None = scope
         self.code = scope.code
-        self.number = ""  # that PyTorch gives it
-        self.told: list[str] = []
-        self.breaks = 0  # that there were before
-        self.varies = False  # whether what has changed once is taken to vary
-        self.is_whole = False  # whether no part may be left uncompiled
+        self.number = ""  # the compile id of PyTorch
+        self.failed_guards: list[str] = []
+        self.breaks = 0  # graph breaks before it
+        self.varies = False  # whether a size that changed becomes dynamic
+        self.is_whole = False  # fullgraph=True: a graph break is an error
         self.given_up = False
         self.began = time.perf_counter()
 
 
-class _Thread(threading.local):
-    """What is under way in one thread."""
+class _ThreadState(threading.local):
+    """The compilations in progress in one thread."""
 
     def __init__(self) -> None:
         self.compiling: list[_Compiling] = []
@@ -61,34 +61,36 @@ class _Thread(threading.local):
 
 
 class Torch:
-    """Watches PyTorch."""
+    """Hooks PyTorch."""
 
     def __init__(self, watcher: Watcher, keras: Keras) -> None:
         self._watcher, self._keras = watcher, keras
-        self._thread = _Thread()
+        self._thread = _ThreadState()
         self._codes, self._history = Codes(), History()
         self._breaks = Breaks(watcher)
-        self._gradients = Gradients(watcher, keras.eager, lambda: self._unseen)
-        self._unseen = False  # whether there are compiled functions that leave no mark
+        self._gradients = TorchGradients(watcher, keras.eager, lambda: self._some_unmarked)
+        self._some_unmarked = False  # whether a backend leaves no mark in the graph of a loss
 
     def install(self, patches: Patches) -> None:
-        """Hooks PyTorch when it is imported, and its compiler when that is."""
+        """Installs the hooks when PyTorch and its compiler are imported."""
         convert = "torch._dynamo.convert_frame"
-        for hook in (self._compile, self._reasons, self._limit):
+        for hook in (self._hook_compile, self._hook_reasons, self._hook_limit):
             patches.on_import(convert, functools.partial(hook, patches))
-        patches.on_import("torch._dynamo.callback", functools.partial(self._listen, patches))
+        patches.on_import(
+            "torch._dynamo.callback", functools.partial(self._hook_callbacks, patches)
+        )
         patches.on_import("torch.autograd", functools.partial(self._gradients.install, patches))
 
     def finish(self) -> None:
-        """Lets go of everything. All has been noted when it happened."""
+        """Drops all references; every record was written when it occurred."""
         self._codes, self._history = Codes(), History()
 
     # Hooks ----------------------------------------------------------------------------------
 
-    def _compile(self, patches: Patches, module: Any) -> None:
+    def _hook_compile(self, patches: Patches, module: Any) -> None:
         parameters = inspect.signature(module._compile)
         for name in ("code", "globals", "locals", "compile_id"):
-            parameters.parameters[name]  # a version that does not have them is told of
+            parameters.parameters[name]  # raises, and so is reported, in a version without them
 
         def make(original: Any) -> Any:
             @functools.wraps(original)
@@ -99,7 +101,7 @@ class Torch:
                 begin = functools.partial(self._begin, frame, parameters, args, kwargs)
                 compiling = self._watcher.guarded(begin)
                 del begin
-                if "skip" in kwargs:  # frames to leave out of PyTorch's own messages
+                if "skip" in kwargs:  # the number of frames that PyTorch hides in its messages
                     kwargs["skip"] += 1
                 result = None
                 try:
@@ -114,20 +116,20 @@ class Torch:
 
         patches.replace(module, "_compile", make)
 
-    def _reasons(self, patches: Patches, module: Any) -> None:
+    def _hook_reasons(self, patches: Patches, module: Any) -> None:
         def make(original: Any) -> Any:
             @functools.wraps(original)
-            def told(*args: Any, **kwargs: Any) -> Any:
+            def recorded(*args: Any, **kwargs: Any) -> Any:
                 found = original(*args, **kwargs)
                 if self._thread.compiling:
-                    self._thread.compiling[-1].told = list(found)
+                    self._thread.compiling[-1].failed_guards = list(found)
                 return found
 
-            return told
+            return recorded
 
         patches.replace(module, "get_and_maybe_log_recompilation_reasons", make)
 
-    def _limit(self, patches: Patches, module: Any) -> None:
+    def _hook_limit(self, patches: Patches, module: Any) -> None:
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def exceeds(*args: Any, **kwargs: Any) -> Any:
@@ -141,12 +143,12 @@ class Torch:
 
         patches.replace(module, "exceeds_recompile_limit", make)
 
-    def _listen(self, patches: Patches, module: Any) -> None:
+    def _hook_callbacks(self, patches: Patches, module: Any) -> None:
         handler = module.callback_handler
 
         def clear(original: Any) -> Any:
             @functools.wraps(original)
-            def cleared() -> None:  # by `torch._dynamo.reset()`
+            def cleared() -> None:  # `torch._dynamo.reset()` calls it
                 original()
                 self._register(handler)
                 frame = sys._getframe(1)
@@ -168,11 +170,11 @@ class Torch:
     def _begin(
         self, frame: FrameType, parameters: inspect.Signature, args: Any, kwargs: Any
     ) -> _Compiling | None:
-        if is_ours(frame):
+        if called_by_trainstep(frame):
             return None
         given = parameters.bind(*args, **kwargs).arguments
         code, local = given["code"], given["locals"]
-        torch, entry = sys.modules["torch"], entered(frame)
+        torch, entry = sys.modules["torch"], entry_frame(frame)
         subject = self._codes.subject(code, local, entry)
         scope = scope_of(subject, code, local, given["globals"])
         trace = Trace(engine="torch", function=subject.code.co_qualname)
@@ -186,7 +188,7 @@ class Torch:
         self._describe(trace, modes, entry, is_new=is_new)
         seen = signature(scope, local)
         trace.signature = str(seen)
-        self._unseen = self._unseen or not leaves_mark(given.get("compiler_fn"))
+        self._some_unmarked = self._some_unmarked or not leaves_mark(given.get("compiler_fn"))
         compiling = _Compiling(self._watcher.begin(trace), Program(trace, seen), scope, replaces)
         compiling.number = str(given["compile_id"])
         compiling.is_whole = bool(given.get("one_graph"))
@@ -198,8 +200,8 @@ class Torch:
     def _describe(
         self, trace: Trace, modes: list[str], entry: FrameType | None, *, is_new: bool
     ) -> None:
-        """Says in which mode a trace is, and which function of Keras's it is of."""
-        code = None if entry is None else code_of(innermost(entry.f_locals.get("fn")))
+        """Fills in the mode of a trace and the Keras function it belongs to."""
+        code = None if entry is None else code_of(python_function(entry.f_locals.get("fn")))
         own = code is not None and is_keras_code(code)
         step = self._keras.step(code, entry) if own and entry is not None else None
         if code is not None and step is not None:
@@ -223,17 +225,17 @@ class Torch:
             self._failed(compiling, error)
         is_program = getattr(result, "guarded_code", result) is not None
         if scope is None or not (is_program or trace.failed):
-            self._watcher.drop(compiling.opened)  # nothing was compiled: no tensors in it
+            self._watcher.drop(compiling.opened)  # nothing was compiled: the frame has no tensors
             return
         metrics = metrics_of(utils, compiling.number)
         measure(trace, metrics, time.perf_counter() - compiling.began)
-        told = reasons(compiling.told or _told(metrics))
-        causes, reason = self._history.causes(compiling.program, told, scope, compiling.replaces)
+        failed = reasons(compiling.failed_guards or _recorded_reason(metrics))
+        causes, reason = self._history.causes(compiling.program, failed, scope, compiling.replaces)
         if not trace.causes or (causes and causes[0].kind in _FIRST):
             trace.causes = causes
-        varies = "" if reason is None or not compiling.varies else varies_now(reason, scope)
+        varies = "" if reason is None or not compiling.varies else becomes_dynamic(reason, scope)
         if varies:
-            note = f"from here on, PyTorch takes {varies} to vary"
+            note = f"from here on, PyTorch treats {varies} as dynamic"
             trace.note = f"{trace.note}; {note}" if trace.note else note
         if getattr(metrics, "graph_op_count", None) == 0 and trace.group.startswith("torch:"):
             is_users = user_code.is_users_file(compiling.code)
@@ -242,10 +244,10 @@ class Torch:
         self._history.add(compiling.number, compiling.program)
         code = getattr(getattr(result, "guarded_code", result), "code", None)
         again = functools.partial(self._watcher.log.again, trace)
-        time_first_run(trace, code, scope.around, again)
+        time_first_run(trace, code, scope.module_globals, again)
 
     def _failed(self, compiling: _Compiling, error: BaseException) -> None:
-        """It ended in an error: the user's, or one that PyTorch hides, and runs uncompiled."""
+        """Records an error; PyTorch hides some and then runs the function uncompiled."""
         kind, trace = getattr(error, "gb_type", None), compiling.program.trace
         if compiling.given_up or kind == _OWN_ERROR:
             return
@@ -257,17 +259,17 @@ class Torch:
     def _give_up(self, config: Any, kind: str) -> None:
         compiling = self._thread.compiling[-1]
         compiling.given_up = True
-        trace, told = compiling.program.trace, reasons(compiling.told)
-        last = cause(told[0], compiling.scope) if told and compiling.scope is not None else None
+        trace, failed = compiling.program.trace, reasons(compiling.failed_guards)
+        last = cause(failed[0], compiling.scope) if failed and compiling.scope is not None else None
         limit = f"`torch._dynamo.config.{kind}` = {getattr(config, kind)}"
         self._watcher.log.note(
-            Happened(
+            Incident(
                 kind="recompile-limit",
                 engine="torch",
                 function=trace.function,
                 site=trace.called,
-                what=f"`{trace.function}` has reached {limit}, and is not compiled any more",
-                value="" if last is None else f"the last cause was {last.text}",
+                what=f"`{trace.function}` has reached {limit} and is no longer compiled",
+                value="" if last is None else f"last cause: {last.text}",
             )
         )
 
@@ -292,7 +294,7 @@ def _is_backward(args: Any) -> bool:
     return getattr(trigger, "name", "") == "LAZY_BACKWARD"
 
 
-def _told(metrics: Any) -> list[str]:
-    """The one reason that is kept, for a version whose reasons cannot be heard."""
+def _recorded_reason(metrics: Any) -> list[str]:
+    """The one reason in PyTorch's metrics, for versions without the hook on reasons."""
     reason = getattr(metrics, "recompile_reason", None)
     return [reason] if reason else []

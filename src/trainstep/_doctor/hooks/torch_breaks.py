@@ -1,4 +1,4 @@
-"""Graph breaks: the user's line, and what it is there that PyTorch cannot compile."""
+"""Graph breaks: the user's line and the code that PyTorch cannot compile."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any
 from trainstep._common import user_code
 from trainstep._doctor.hooks.call_sites import at
 from trainstep._doctor.hooks.watcher import Watcher
-from trainstep._doctor.records import Happened, Site, Trace
+from trainstep._doctor.records import Incident, Site, Trace
 
-# What the first lines of a reason say, and in other words. A group is a name in the explanation.
+# Patterns of PyTorch's reasons, and a text for each; a group fills the `{}`.
 _WORDS = (
     (r"generic_jump|Data-dependent branching", "Python branches on the value of a tensor"),
-    (r"Unsupported Tensor\.item\(\)", "a number is taken out of a tensor (`.item()`, `float()`)"),
-    (r"Data[- ]dependent operator", "the value of a tensor decides on a result that is no tensor"),
+    (r"Unsupported Tensor\.item\(\)", "a tensor becomes a Python number (`.item()`, `float()`)"),
+    (
+        r"Data[- ]dependent operator",
+        "a result other than a tensor depends on the value of a tensor",
+    ),
     (r"Unsupported Tensor\.backward\(\)", "`backward()` is called"),
-    (r"Call to `torch\._dynamo\.graph_break", "`torch._dynamo.graph_break()` asks for it"),
+    (r"Call to `torch\._dynamo\.graph_break", "`torch._dynamo.graph_break()` is called"),
     (r"Failed to trace builtin operator[\s\S]*?builtin operator `(\w+)`", "`{}` is called"),
     (r"marked as skipped[\s\S]*?function `([^`]+)`", "`{}` is called"),
     (r"function marked as skipped[\s\S]*?name: (\w+)", "`{}` is called"),
@@ -26,37 +29,37 @@ _LONG = 120
 
 
 class Breaks:
-    """Notes graph breaks, one for each line of the user's."""
+    """Records graph breaks, with one text per line of the user's."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
         self._known: dict[tuple[str, int], tuple[str, str]] = {}
 
     def note(self, reason: str, stack: Iterable[Any], trace: Trace, *, whole: bool = False) -> None:
-        """A graph broke.
+        """Records a graph break.
 
         Args:
-            reason: PyTorch's words.
-            stack: Where it was, the innermost last.
-            trace: That it was in.
-            whole: Whether PyTorch gave up on the whole function for it.
+            reason: PyTorch's message.
+            stack: The stack at the break, innermost last.
+            trace: The trace in which it occurred.
+            whole: Whether the whole function stays uncompiled because of it.
         """
         site = _users(stack)
-        what = f"the graph breaks: {in_words(reason)}"
+        what = f"graph break: {in_user_terms(reason)}"
         if site is None:
             where = "Keras" if trace.group.startswith("keras:") else "a library"
             site = trace.called._replace(function=trace.function)
-            what = f"the graph breaks inside {where}: {in_words(reason)}"
+            what = f"graph break inside {where}: {in_user_terms(reason)}"
         if whole:
-            what += "; all of the function runs uncompiled"
+            what += "; the whole function runs uncompiled"
         function, what = self._known.setdefault(site[:2], (site.function, what))
         self._watcher.log.note(
-            Happened(kind="graph-breaks", engine="torch", function=function, site=site, what=what)
+            Incident(kind="graph-breaks", engine="torch", function=function, site=site, what=what)
         )
 
 
 def _users(stack: Iterable[Any]) -> Site | None:
-    """The innermost line of the user's."""
+    """The innermost user line of a stack."""
     for each in reversed(list(stack)):
         if not user_code.is_installed(each.filename):
             name = re.sub(r"torch_dynamo_resume_in_(.+)_at_\d+", r"\1", each.name)
@@ -64,8 +67,8 @@ def _users(stack: Iterable[Any]) -> Site | None:
     return None
 
 
-def in_words(reason: str) -> str:
-    """Why a graph broke, in one line."""
+def in_user_terms(reason: str) -> str:
+    """The reason of a graph break, in one line."""
     for pattern, words in _WORDS:
         match = re.search(pattern, reason)
         if match is not None:

@@ -1,9 +1,9 @@
-"""Gradients that PyTorch takes of losses in which no compiled function had a part.
+"""Counts PyTorch gradients of losses that no compiled function computed.
 
-All ways to a gradient lead through one function of `torch.autograd`, which asks its log each time
-whether to tell of it. The question is what is hooked. What the user calls, `backward` and `grad`,
-is known to the compiler by its identity; a function around the one that asks would cost twice as
-much, and be on the stack of all that runs in a gradient.
+Every gradient passes one function of `torch.autograd`, which reads the level of its log. That read
+is hooked. The public functions `backward` and `grad` cannot be wrapped, as the compiler knows them
+by identity. A wrapper around the inner function would cost twice as much and be on the stack of
+everything that runs inside a gradient.
 """
 
 from __future__ import annotations
@@ -16,122 +16,129 @@ from typing import Any
 
 from trainstep._common import user_code
 from trainstep._common.import_hooks import Patches
-from trainstep._doctor.hooks.call_sites import outwards
-from trainstep._doctor.hooks.eager_gradients import Eager
+from trainstep._doctor.hooks.call_sites import frames_outward
+from trainstep._doctor.hooks.eager_gradients import EagerGradients
 from trainstep._doctor.hooks.function_identity import code_of
 from trainstep._doctor.hooks.watcher import Watcher
-from trainstep._doctor.records import Happened
+from trainstep._doctor.records import Incident
 
 _COMPILED = "CompiledFunctionBackward"
 _SYMBOLIC = ("FakeTensor", "FunctionalTensor")
-_NODES = 500  # of a graph that are looked at
-_OFTEN = 256  # gradients at one place after which its graph is looked at again
+_NODES = 500  # inspected per graph
+_INTERVAL = 256  # gradients at one place until its graph is inspected again, at most
 
 
 class _Place:
-    """A call in the user's code that takes gradients. Holds the code: nothing else gets its id."""
+    """A call in the user's code that computes gradients.
 
-    __slots__ = ("code", "is_eager", "known", "left", "seen")
+    Keeps a reference to the code, as places are keyed by its id.
+    """
+
+    __slots__ = ("code", "is_eager", "known", "seen", "until_inspected")
 
     def __init__(self, code: CodeType) -> None:
         self.code = code
-        self.seen = 0  # gradients before the next one whose graph is looked at
-        self.left = 0  # of them, those that are to come
+        self.seen = 0  # gradients up to the next inspection
+        self.until_inspected = 0  # gradients left until then
         self.is_eager = False
-        self.known: Happened | None = None  # in which they are counted
+        self.known: Incident | None = None  # the incident that counts them
 
 
-class Gradients:
-    """Counts them.
+class TorchGradients:
+    """Counts gradients outside of compiled functions.
 
     Args:
-        watcher: The watcher.
-        eager: What counts by the user's line.
-        unseen: Whether a backend was used whose functions leave no mark in the graph of a loss.
+        watcher: The watcher of this process.
+        eager: Counts by the user's line.
+        some_unmarked: Whether a backend was used that leaves no mark in the graph of a loss.
     """
 
-    def __init__(self, watcher: Watcher, eager: Eager, unseen: Callable[[], bool]) -> None:
-        self._watcher, self._eager, self._unseen = watcher, eager, unseen
+    def __init__(
+        self, watcher: Watcher, eager: EagerGradients, some_unmarked: Callable[[], bool]
+    ) -> None:
+        self._watcher, self._eager, self._some_unmarked = watcher, eager, some_unmarked
         self._places: dict[tuple[int, int], _Place] = {}
-        self._between: dict[int, CodeType] = {}  # code of libraries, through which the user calls
-        self._asks: CodeType | None = None
+        self._library_code: dict[int, CodeType] = {}  # by id
+        self._backward_code: CodeType | None = None
 
     def install(self, patches: Patches, autograd: Any) -> None:
-        """Hooks `torch.autograd`.
+        """Installs the hook in `torch.autograd`.
 
         Raises:
-            AttributeError: If it does not ask its log.
+            AttributeError: If this version does not read the level of its log.
         """
         graph = autograd.graph
-        self._asks = code_of(graph._engine_run_backward)
-        if self._asks is None or "getEffectiveLevel" not in self._asks.co_names:
-            raise AttributeError("a gradient does not ask torch.autograd.graph.log for its level")
-        make = functools.partial(self._asked, sys.modules["torch"])
+        self._backward_code = code_of(graph._engine_run_backward)
+        if self._backward_code is None or "getEffectiveLevel" not in self._backward_code.co_names:
+            raise AttributeError("a gradient does not read the level of torch.autograd.graph.log")
+        make = functools.partial(self._counting_level, sys.modules["torch"])
         patches.replace(graph.log, "getEffectiveLevel", make)
 
-    def _asked(self, torch: Any, level: Callable[[], int]) -> Callable[[], int]:
+    def _counting_level(self, torch: Any, level: Callable[[], int]) -> Callable[[], int]:
         set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
-        places, between, getframe = self._places, self._between, sys._getframe
+        places, library_code, getframe = self._places, self._library_code, sys._getframe
 
-        # Runs at every gradient: calls nothing that it need not, unless there is something to see.
+        # Runs at every gradient, so the common path calls no other function of doctor's.
         @functools.wraps(level)
-        def asked() -> int:
+        def counting_level() -> int:
             try:
-                frame: Any = getframe(3)  # that called `torch.autograd.backward` or `grad`
-                while id(frame.f_code) in between:
+                frame: Any = getframe(3)  # the caller of `torch.autograd.backward` or `grad`
+                while id(frame.f_code) in library_code:
                     frame = frame.f_back
                 place = places.get((id(frame.f_code), frame.f_lasti))
-            except (AttributeError, ValueError):  # no frame of the user's
+            except (AttributeError, ValueError):  # no user frame on the stack
                 place = None
-            if place is None or not place.left:
-                before = set_eval_frame(None)  # inside a compiled function, ours would be compiled
+            if place is None or not place.until_inspected:
+                before = set_eval_frame(None)  # or dynamo would compile doctor's own code
                 try:
-                    self._look(getframe(1))
+                    self._inspect(getframe(1))
                 finally:
                     set_eval_frame(before)
             else:
-                place.left -= 1
+                place.until_inspected -= 1
                 if place.known is not None:
                     place.known.count += 1
             return level()
 
-        _leave_uncompiled(torch, code_of(asked))
-        return asked
+        _leave_uncompiled(torch, code_of(counting_level))
+        return counting_level
 
-    def _look(self, asking: FrameType) -> None:
-        if asking.f_code is self._asks:  # and not somebody else
-            self._watcher.guarded(functools.partial(self._count, asking))
+    def _inspect(self, backward_frame: FrameType) -> None:
+        if backward_frame.f_code is self._backward_code:  # other callers read the level too
+            self._watcher.guarded(functools.partial(self._count, backward_frame))
 
-    def _count(self, asking: FrameType) -> None:
+    def _count(self, backward_frame: FrameType) -> None:
         if self._watcher.open_traces():
             return
-        place = self._place(asking)
+        place = self._place(backward_frame)
         late = place.seen > 0 and not place.is_eager
-        if place.left:
-            place.left -= 1
+        if place.until_inspected:
+            place.until_inspected -= 1
         else:
-            place.is_eager = self._is_eager(asking)
-            place.left = min(place.seen, _OFTEN - 1)  # looked at: the 1st, 2nd, 4th, 8th, ...
-            place.seen += place.left + 1
-        place.known = self._eager("torch", asking, late=late) if place.is_eager else None
+            place.is_eager = self._is_eager(backward_frame)
+            # Inspects the 1st, 2nd, 4th, 8th, ... gradient.
+            place.until_inspected = min(place.seen, _INTERVAL - 1)
+            place.seen += place.until_inspected + 1
+        place.known = self._eager("torch", backward_frame, late=late) if place.is_eager else None
 
-    def _place(self, asking: FrameType) -> _Place:
-        """The user's call; for a gradient inside of another, as in checkpointing, that one."""
-        found = users = user_code.nearest(asking) or asking
-        for found in outwards(asking.f_back):
-            if found is users or found.f_code is self._asks:
+    def _place(self, backward_frame: FrameType) -> _Place:
+        """The user's call, or the outer gradient if this one is nested, as in checkpointing."""
+        found = users = user_code.nearest(backward_frame) or backward_frame
+        for found in frames_outward(backward_frame.f_back):
+            if found is users or found.f_code is self._backward_code:
                 break
-            self._between[id(found.f_code)] = found.f_code
+            self._library_code[id(found.f_code)] = found.f_code
         return self._places.setdefault((id(found.f_code), found.f_lasti), _Place(found.f_code))
 
-    def _is_eager(self, asking: FrameType) -> bool:
-        if self._unseen() or any(each.f_code is self._asks for each in outwards(asking.f_back)):
-            return False  # the outer one is counted
-        return _is_eager(asking.f_locals[asking.f_code.co_varnames[0]])
+    def _is_eager(self, backward_frame: FrameType) -> bool:
+        outer = frames_outward(backward_frame.f_back)
+        if self._some_unmarked() or any(each.f_code is self._backward_code for each in outer):
+            return False  # a nested gradient is part of the outer one
+        return _is_eager(backward_frame.f_locals[backward_frame.f_code.co_varnames[0]])
 
 
 def _is_eager(outputs: Any) -> bool:
-    """Whether no compiled function had a part in what the gradient is taken of."""
+    """Whether no compiled function computed any part of the outputs."""
     if any(type(each).__name__ in _SYMBOLIC for each in outputs):
         return False
     nodes = [getattr(each, "grad_fn", None) or getattr(each, "node", None) for each in outputs]
@@ -149,7 +156,7 @@ def _is_eager(outputs: Any) -> bool:
 
 
 def _leave_uncompiled(torch: Any, code: CodeType | None) -> None:
-    """Has PyTorch run a code of ours as it is, also where it compiles what it meets."""
+    """Excludes a code object of doctor's from compilation."""
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, "skip_code"):
         frames.skip_code(code)

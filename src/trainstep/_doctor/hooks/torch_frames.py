@@ -1,8 +1,8 @@
-"""Frames that PyTorch compiles: of which function each is, in which mode, and for what.
+"""Frames that PyTorch compiles: the function, mode and signature of each.
 
 one_step                           a function
 torch_dynamo_resume_in_f_at_12     the part of `f` after the graph break at line 12
-inner of torch._dynamo             a module of PyTorch's own, as `torch.nn.Sequential`
+inner of torch._dynamo             a module of PyTorch's own, such as `torch.nn.Sequential`
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from trainstep._common.structure import structure
-from trainstep._doctor.hooks.call_sites import outwards
-from trainstep._doctor.hooks.function_identity import code_of, innermost, method_of
-from trainstep._doctor.hooks.torch_paths import Scope, shown, words
+from trainstep._doctor.hooks.call_sites import frames_outward
+from trainstep._doctor.hooks.function_identity import code_of, method_of, python_function
+from trainstep._doctor.hooks.torch_paths import Scope, display, in_user_terms
 from trainstep._explain.signature import Part, Signature
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 _ENTRIES = ("compile_wrapper", "_fn")
-_SHOWN = 40  # parts of a signature
+_SHOWN = 40  # parts of a recorded signature
 _NUMBERS = (int, float, complex)
-_DEPENDS = "training"  # what the code of a module reads if it depends on its mode
+_DEPENDS = "training"  # the attribute that mode-dependent code reads
 
 
-class Subject(NamedTuple):
-    """What a frame is compiled of. Nobody is to keep it.
+class CompiledCode(NamedTuple):
+    """The function behind a compiled frame. Do not store it: that would keep the function alive.
 
     Attributes:
-        code: The code of the function, the whole of it.
-        fn: The function, bound if it is a method; None if it cannot be told.
-        line: That the part comes after, if it is a part.
-        wrapped: Whether PyTorch put a function of its own around a module.
+        code: The code of the whole function.
+        fn: The function, bound if it is a method; None if unknown.
+        line: The line of the graph break before this part; 0 for a whole function.
+        wrapped: Whether the frame is PyTorch's wrapper of a module.
     """
 
     code: types.CodeType
@@ -43,7 +43,7 @@ class Subject(NamedTuple):
 
 
 class Codes:
-    """The codes that were compiled. A part after a graph break has one of its own."""
+    """The compiled code objects. Each part after a graph break has its own."""
 
     def __init__(self) -> None:
         self._whole: dict[tuple[str, str], list[types.CodeType]] = {}
@@ -51,35 +51,35 @@ class Codes:
 
     def subject(
         self, code: types.CodeType, local: Mapping[str, Any], entry: types.FrameType | None
-    ) -> Subject:
-        """What a frame is compiled of."""
+    ) -> CompiledCode:
+        """The function behind a frame."""
         resumed = _RESUMED.search(code.co_name)
         if resumed is not None:
             line = int(resumed[2])
-            return Subject(self._of_part(code, resumed[1], line), None, line, False)
+            return CompiledCode(self._of_part(code, resumed[1], line), None, line, False)
         module = local.get("fn")
         if _is_file(code, "external_utils.py") and hasattr(module, "_modules"):
             method = method_of(module, "forward")
             found = code_of(method) or code
-            return Subject(found, types.MethodType(method, module), 0, True)
+            return CompiledCode(found, types.MethodType(method, module), 0, True)
         known = self._whole.setdefault((code.co_filename, code.co_name), [])
         if code not in known:
             known.append(code)
-        return Subject(code, _function(code, local, entry), 0, False)
+        return CompiledCode(code, _function(code, local, entry), 0, False)
 
     def _of_part(self, code: types.CodeType, name: str, line: int) -> types.CodeType:
-        """The code of the function that a part is of."""
+        """The code of the function that contains a part."""
         for whole in reversed(self._whole.get((code.co_filename, name), [])):
             if any(each == line for *_, each in whole.co_lines()):
                 return whole
         return code
 
-    def part(self, subject: Subject, code: types.CodeType) -> str:
-        """A name for a part: there may be several after a line."""
+    def part(self, subject: CompiledCode, code: types.CodeType) -> str:
+        """A name for a part; several parts can follow one line."""
         if not subject.line:
             return ""
         known = self._parts.setdefault(subject.code, {}).setdefault(subject.line, [])
-        if code not in known:  # the same code is made anew after `torch._dynamo.reset()`
+        if code not in known:  # equal code is created again after `torch._dynamo.reset()`
             known.append(code)
         number = known.index(code) + 1
         return f"after line {subject.line}" + (f" ({number})" if number > 1 else "")
@@ -89,17 +89,17 @@ def _is_file(code: types.CodeType, name: str) -> bool:
     return code.co_filename.replace("\\", "/").endswith(f"/torch/_dynamo/{name}")
 
 
-def entered(frame: types.FrameType | None) -> types.FrameType | None:
-    """The frame in which a function that was compiled is called."""
-    for each in outwards(frame):
+def entry_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    """The frame of PyTorch's that calls a compiled function."""
+    for each in frames_outward(frame):
         if each.f_code.co_name in _ENTRIES and _is_file(each.f_code, "eval_frame.py"):
             return each
     return None
 
 
 def _function(code: types.CodeType, local: Mapping[str, Any], entry: types.FrameType | None) -> Any:
-    """The function object of a frame, which PyTorch does not tell."""
-    given = None if entry is None else innermost(entry.f_locals.get("fn"))
+    """The function object of a frame, which PyTorch does not pass along."""
+    given = None if entry is None else python_function(entry.f_locals.get("fn"))
     if given is not None and code_of(given) is code:
         return given
     owner = local.get(code.co_varnames[0]) if code.co_argcount else None
@@ -117,9 +117,9 @@ def arguments(code: types.CodeType) -> list[str]:
 
 
 def scope_of(
-    subject: Subject, code: types.CodeType, local: Mapping[str, Any], around: dict[str, Any]
+    subject: CompiledCode, code: types.CodeType, local: Mapping[str, Any], around: dict[str, Any]
 ) -> Scope:
-    """What a frame sees."""
+    """The values visible in a frame."""
     names = {"fn": "model"} if subject.wrapped else {}
     if subject.wrapped:
         names |= {f"args[{i}]": f"input {i}" for i in range(len(local.get("args", ())))}
@@ -127,8 +127,8 @@ def scope_of(
     return Scope(code, frozenset(arguments(of)), local, around, names)
 
 
-def mode(torch: Any, subject: Subject, scope: Scope, values: Mapping[str, Any]) -> str:
-    """The mode that a frame is compiled in: empty for training with gradients."""
+def mode(torch: Any, subject: CompiledCode, scope: Scope, values: Mapping[str, Any]) -> str:
+    """The mode of a frame; empty for training with gradients."""
     found = []
     if torch.is_inference_mode_enabled():
         found.append("inference")
@@ -142,8 +142,8 @@ def mode(torch: Any, subject: Subject, scope: Scope, values: Mapping[str, Any]) 
     return ", ".join(found)
 
 
-def _around(subject: Subject, scope: Scope, values: Mapping[str, Any]) -> Iterator[Any]:
-    """What a frame has at hand."""
+def _around(subject: CompiledCode, scope: Scope, values: Mapping[str, Any]) -> Iterator[Any]:
+    """The values that a frame can reach directly."""
     yield from values.values()
     if subject.fn is not None:
         yield getattr(subject.fn, "__self__", None)
@@ -152,7 +152,7 @@ def _around(subject: Subject, scope: Scope, values: Mapping[str, Any]) -> Iterat
 
 
 def _depends(torch: Any, value: Any) -> bool:
-    """Whether something is a module that does something else in training."""
+    """Whether a value is a module that behaves differently in training."""
     if not isinstance(value, torch.nn.Module):
         return False
     codes = (code_of(method_of(each, "forward")) for each in value.modules())
@@ -160,10 +160,10 @@ def _depends(torch: Any, value: Any) -> bool:
 
 
 def signature(scope: Scope, values: Mapping[str, Any]) -> Signature:
-    """What a frame is compiled for: its arguments, in texts."""
+    """The signature of a frame: its arguments as text."""
     names = [name for name in arguments(scope.code) if not name.startswith("___")]
     leaves = (leaf for name in names if name in values for leaf in _leaves(name, values[name]))
-    return Signature(_part(words(n, scope), v) for n, v in itertools.islice(leaves, _SHOWN))
+    return Signature(_part(in_user_terms(n, scope), v) for n, v in itertools.islice(leaves, _SHOWN))
 
 
 def _leaves(name: str, value: Any, deep: int = 0) -> Iterator[tuple[str, Any]]:
@@ -177,7 +177,11 @@ def _leaves(name: str, value: Any, deep: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def _part(label: str, value: Any) -> Part:
-    text, shape, dtype = shown(value), getattr(value, "shape", None), getattr(value, "dtype", None)
+    text, shape, dtype = (
+        display(value),
+        getattr(value, "shape", None),
+        getattr(value, "dtype", None),
+    )
     if shape is not None and dtype is not None:
         return Part(label, text, "array", (tuple(shape), str(dtype)))
     if isinstance(value, _NUMBERS) and not isinstance(value, bool):

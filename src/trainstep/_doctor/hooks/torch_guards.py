@@ -1,9 +1,9 @@
-"""Why PyTorch compiled again: the guard that failed, in words of the user's code.
+"""Converts a failed guard of PyTorch's to a cause, in terms of the user's code.
 
     "0/1: G['cfg'].step == 3  # def f(x): ..."  -->  capture, "global cfg.step: 3 -> 4"
 
-A guard is a condition on what a program was compiled for. PyTorch tells the first that failed, for
-each program that there was.
+A guard is a condition under which a program is valid. PyTorch reports the first failed guard of
+each earlier program.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from trainstep._doctor.hooks.torch_paths import GONE, Scope, shown, words
+from trainstep._doctor.hooks.torch_paths import UNKNOWN, Scope, display, in_user_terms
 from trainstep._doctor.records import Cause
 
 _TENSOR = re.compile(r"tensor '(?P<what>.+?)' (?P<aspect>size|rank|stride|dtype) mismatch")
@@ -37,10 +37,10 @@ _WIDE = 100
 
 
 class Reason(NamedTuple):
-    """Why a program did not serve a call.
+    """A guard that made an earlier program unusable for a call.
 
     Attributes:
-        program: What PyTorch calls the program: `"0/1"`.
+        program: PyTorch's id of the program: `"0/1"`.
         guard: The guard that failed, as PyTorch writes it.
     """
 
@@ -48,10 +48,10 @@ class Reason(NamedTuple):
     guard: str
 
 
-def reasons(told: Sequence[str]) -> list[Reason]:
-    """Reasons as PyTorch tells them, the program that was used last first."""
+def reasons(texts: Sequence[str]) -> list[Reason]:
+    """Parses PyTorch's texts; the program that ran last comes first."""
     found = []
-    for each in told:
+    for each in texts:
         text = re.sub(r"L\[\s*['\"](.*?)['\"]\s*\]", r"\1", each.partition("\nUser stack")[0])
         number = re.match(r"(\[?!?[\d/]+\]?): ", text)
         guard = text[number.end() :] if number else text
@@ -61,7 +61,7 @@ def reasons(told: Sequence[str]) -> list[Reason]:
 
 
 def cause(reason: Reason, scope: Scope) -> Cause:
-    """What differs from a program."""
+    """The cause that a failed guard stands for."""
     for read in _READERS:
         found = read(reason.guard, scope)
         if found is not None:
@@ -69,23 +69,23 @@ def cause(reason: Reason, scope: Scope) -> Cause:
     return Cause("unknown", reason.guard[:_WIDE])
 
 
-def varies_now(reason: Reason, scope: Scope) -> str:
-    """What PyTorch takes as something that varies after it has changed once."""
+def becomes_dynamic(reason: Reason, scope: Scope) -> str:
+    """The size or number that PyTorch treats as dynamic from now on; empty if none."""
     guard = reason.guard
     match, changed = _TENSOR.match(guard), _CHANGED.search(guard)
     if match and changed and match["aspect"] == "size" and not _is_parameter(guard):
         if changed["new"] in ("0", "1"):
             return ""
-        return f"size {changed['axis']} of {words(match['what'], scope)}"
+        return f"size {changed['axis']} of {in_user_terms(match['what'], scope)}"
     compared = _COMPARED.match(guard)
     if compared and compared[2] == "==" and not scope.is_module(compared[1]):
         value = scope.value(compared[1])
         if type(value) in (int, float) and str(type(value)(0)).count(".") == compared[3].count("."):
-            return words(compared[1], scope)
+            return in_user_terms(compared[1], scope)
     return ""
 
 
-# Readers: each knows some guards ----------------------------------------------------------------
+# Readers: each parses some kinds of guards ------------------------------------------------------
 
 
 def _setting(guard: str, scope: Scope) -> Cause | None:
@@ -94,9 +94,9 @@ def _setting(guard: str, scope: Scope) -> Cause | None:
         for known, word in _STATES.items():
             if names and names[0].startswith(known):
                 return Cause("mode", f"{word} turned on or off")
-        return Cause("context", f"another setting of PyTorch: {', '.join(names)}")
+        return Cause("context", f"changed PyTorch setting: {', '.join(names)}")
     if guard.startswith("BACKEND_MATCH"):
-        return Cause("context", "`torch.compile` was given another backend")
+        return Cause("context", "`torch.compile` has another backend")
     return None
 
 
@@ -105,22 +105,22 @@ def _tensor(guard: str, scope: Scope) -> Cause | None:
         return Cause("context", "tensors on another device")
     if match := _REQUIRES.match(guard):
         old = match[2] == "1"
-        return Cause("flag", f"{words(match[1], scope)}: requires_grad {old} -> {not old}")
+        return Cause("flag", f"{in_user_terms(match[1], scope)}: requires_grad {old} -> {not old}")
     if match := _KEYS.match(guard):
         inference = scope.value(match[1])
         kind = "mode" if getattr(inference, "is_inference", bool)() else "context"
-        return Cause(kind, f"{words(match[1], scope)}: a tensor of another kind")
+        return Cause(kind, f"{in_user_terms(match[1], scope)}: different kind of tensor")
     if match := _NO_TENSOR.match(guard):
-        now = shown(scope.value(match[1]))
-        return Cause("structure", f"{words(match[1], scope)}: a tensor -> {now}")
+        now = display(scope.value(match[1]))
+        return Cause("structure", f"{in_user_terms(match[1], scope)}: a tensor -> {now}")
     match, changed = _TENSOR.match(guard), _CHANGED.search(guard)
     if match is None or changed is None:
         return None
-    name, aspect = words(match["what"], scope), match["aspect"]
+    name, aspect = in_user_terms(match["what"], scope), match["aspect"]
     old, new = (changed[each].rstrip(".").lower() for each in ("old", "new"))
     axis = "" if changed["axis"] is None else f" {changed['axis']}"
     if _is_parameter(guard):
-        return Cause("object", f"another module: {name} has {aspect}{axis} {old} -> {new}")
+        return Cause("object", f"different module: {name} has {aspect}{axis} {old} -> {new}")
     kind = "dtype" if aspect == "dtype" else "shape"
     return Cause(kind, f"{name}: {aspect}{axis} was {old}, now {new}")
 
@@ -131,70 +131,70 @@ def _is_parameter(guard: str) -> bool:
 
 def _identity(guard: str, scope: Scope) -> Cause | None:
     if match := _OBJECT.match(guard):
-        kind, name = match[2].rpartition(".")[2], words(match[1], scope)
+        kind, name = match[2].rpartition(".")[2], in_user_terms(match[1], scope)
         if kind in _FUNCTIONS:
             return Cause("function", f"{name.removesuffix('.__code__')}: another function")
         now = scope.value(match[1])
-        if now is GONE:
+        if now is UNKNOWN:
             return Cause("object", f"{name}: another {kind}")
         if isinstance(now, (bool, str, type(None))) or hasattr(type(now), "__members__"):
-            return Cause("static", f"{name}: another value, {shown(now)}")
-        return Cause("object", f"{name}: another {kind} -> {shown(now)}")
+            return Cause("static", f"{name}: another value, {display(now)}")
+        return Cause("object", f"{name}: another {kind} -> {display(now)}")
     if match := _TYPE.match(guard):
         now, old = scope.value(match[1]), match[2].rpartition(".")[2]
-        new = "another type" if now is GONE else type(now).__name__
-        return Cause("structure", f"{words(match[1], scope)}: {old} -> {new}")
+        new = "another type" if now is UNKNOWN else type(now).__name__
+        return Cause("structure", f"{in_user_terms(match[1], scope)}: {old} -> {new}")
     if _DUPLICATE.match(guard):
-        return Cause("object", "one tensor is given twice, which were two")
+        return Cause("object", "two arguments are now the same tensor")
     if match := _INVALID.search(guard):
-        return Cause("object", f"an object of the earlier program is gone: {match[1][:_WIDE]}")
+        return Cause("object", f"an object of the earlier program was deleted: {match[1][:_WIDE]}")
     return None
 
 
 def _mode(guard: str, scope: Scope) -> Cause | None:
     if match := _TRAINING.match(guard):
         now = "eval" if match[2] == "True" else "training"
-        return Cause("mode", f"{words(match[1], scope)} is in {now} mode")
+        return Cause("mode", f"{in_user_terms(match[1], scope)} is in {now} mode")
     if _NO_GRADIENT.match(guard):
         return Cause("mode", "the first step has no gradients yet")
     if (match := _LENGTH.match(guard)) and match[2] == "0" and ".state" in match[1]:
-        return Cause("mode", "the first step has no state of the optimizer yet")
+        return Cause("mode", "the first step has no optimizer state yet")
     return None
 
 
 def _structure(guard: str, scope: Scope) -> Cause | None:
     if match := _CONTAINS.search(guard):
-        name = f"{words(match[2], scope)}.{match[1]}"
-        how = "has been set" if guard.startswith("not ") else "is gone"
+        name = f"{in_user_terms(match[2], scope)}.{match[1]}"
+        how = "was set" if guard.startswith("not ") else "was deleted"
         return Cause("capture", f"{name} {how}")
     if match := _LENGTH.match(guard):
         value = scope.value(match[1])
         now = len(value) if hasattr(value, "__len__") else "another"
-        return Cause("structure", f"{words(match[1], scope)}: length {match[2]} -> {now}")
+        return Cause("structure", f"{in_user_terms(match[1], scope)}: length {match[2]} -> {now}")
     if match := _KEYS_OF.search(guard):
-        return Cause("structure", f"{words(match[1] or match[2], scope)}: other keys")
+        return Cause("structure", f"{in_user_terms(match[1] or match[2], scope)}: different keys")
     return None
 
 
 def _value(guard: str, scope: Scope) -> Cause | None:
     if ".size()[" in guard or ".stride()[" in guard or ".shape[" in guard:
-        return Cause("shape", f"a size that does not meet {words(guard, scope)[:_WIDE]}")
+        return Cause("shape", f"a size violates {in_user_terms(guard, scope)[:_WIDE]}")
     if match := _NONE.match(guard):
         kind = scope.kind(match[1])
         kind = "structure" if kind in ("static", "number") else kind
-        now = "None" if match[2] else shown(scope.value(match[1]))
+        now = "None" if match[2] else display(scope.value(match[1]))
         old = "a value" if match[2] else "None"
-        return Cause(kind, f"{words(match[1], scope)}: {old} -> {now}")
+        return Cause(kind, f"{in_user_terms(match[1], scope)}: {old} -> {now}")
     match = _COMPARED.match(guard)
     if match is None:
         return None
-    kind, name = scope.kind(match[1]), words(match[1], scope)
+    kind, name = scope.kind(match[1]), in_user_terms(match[1], scope)
     now = scope.value(match[1])
-    if now is GONE:
+    if now is UNKNOWN:
         return Cause(kind, f"{name}: no longer {match[2]} {match[3]}"[:_WIDE])
     if match[2] == "==":
-        return Cause(kind, f"{name}: {match[3]} -> {shown(now)}"[:_WIDE])
-    return Cause(kind, f"{name}: {shown(now)}, which is not {match[2]} {match[3]}"[:_WIDE])
+        return Cause(kind, f"{name}: {match[3]} -> {display(now)}"[:_WIDE])
+    return Cause(kind, f"{name}: {display(now)}, expected {match[2]} {match[3]}"[:_WIDE])
 
 
 _READERS: tuple[Callable[[str, Scope], Cause | None], ...] = (
@@ -207,8 +207,8 @@ _READERS: tuple[Callable[[str, Scope], Cause | None], ...] = (
 )
 
 
-def from_tensors(found: Cause, changes: Sequence[Any]) -> list[Cause]:
-    """A cause with all tensors that changed in the same way, of which PyTorch tells the first."""
+def all_changed_tensors(found: Cause, changes: Sequence[Any]) -> list[Cause]:
+    """The causes for all tensors that changed in the same way; PyTorch reports only the first."""
     if found.kind not in ("shape", "dtype"):
         return [found]
     name = found.text.partition(": ")[0]

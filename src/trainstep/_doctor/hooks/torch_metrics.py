@@ -1,4 +1,4 @@
-"""What PyTorch measured of a compilation, and which backend it was for."""
+"""The cost of a compilation, as PyTorch measured it, and its first run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from trainstep._doctor.records import Trace
 
-_MARKING = ("inductor", "aot", "cudagraphs")  # backends that leave a mark in the graph of a loss
-_COMPILED = "__compiled_fn"  # how PyTorch names a graph among the globals of the user's module
+_MARKING = ("inductor", "aot", "cudagraphs")  # backends whose losses have a marked autograd graph
+_COMPILED = "__compiled_fn"  # PyTorch's name for a graph in the globals of the user's module
 _CACHES = ("inductor_fx_local_cache", "inductor_fx_remote_cache")
 
 
 def leaves_mark(backend: Any) -> bool:
-    """Whether a loss that a backend's program made can be told from another."""
+    """Whether the autograd graph shows that a program of this backend computed a loss."""
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     name = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", "")
@@ -23,7 +23,7 @@ def leaves_mark(backend: Any) -> bool:
 
 
 def metrics_of(utils: Any, number: str) -> Any:
-    """What PyTorch measured for a program."""
+    """PyTorch's metrics of a program."""
     for each in reversed(utils.get_compilation_metrics()):
         if each.compile_id == number and each.is_forward is not False:
             return each
@@ -31,10 +31,10 @@ def metrics_of(utils: Any, number: str) -> Any:
 
 
 def measure(trace: Trace, metrics: Any, seconds: float) -> None:
-    """Says what a trace cost: of what PyTorch measured, each part includes the next."""
+    """Fills in the cost of a trace. PyTorch's times are nested: each phase includes the next."""
     names = ("dynamo", "aot_autograd", "inductor")
-    told = [getattr(metrics, f"{each}_cumulative_compile_time_us", None) for each in names]
-    whole, lower, made = ((each or 0) / 1e6 for each in told)
+    times = [getattr(metrics, f"{each}_cumulative_compile_time_us", None) for each in names]
+    whole, lower, made = ((each or 0) / 1e6 for each in times)
     whole = whole or seconds
     parts = {"trace": whole - lower, "lower": lower - made, "compile": made}
     trace.seconds = {name: round(took, 6) for name, took in parts.items() if took > 0}
@@ -48,13 +48,13 @@ def measure(trace: Trace, metrics: Any, seconds: float) -> None:
 def time_first_run(
     trace: Trace, code: Any, names: dict[str, Any], again: Callable[[], None]
 ) -> None:
-    """Puts a timer before the graph that a new program calls, for one call.
+    """Times the first call of the graph of a new program.
 
     Args:
-        trace: What is to be told of it.
+        trace: The record to complete.
         code: The program.
-        names: The globals of the user's module, where the program finds its graph.
-        again: Notes the trace once more.
+        names: The globals of the user's module, in which the program looks its graph up.
+        again: Rewrites the record.
     """
     dynamo = sys.modules["torch._dynamo"]
     again = dynamo.disable(again)
@@ -62,7 +62,7 @@ def time_first_run(
         graph = names.get(name) if name.startswith(_COMPILED) else None
         if graph is not None:
             names[name] = _timer(trace, graph, names, name, again)
-            dynamo.eval_frame.skip_code(names[name].__code__)  # it is not to be compiled itself
+            dynamo.eval_frame.skip_code(names[name].__code__)  # dynamo must not compile the timer
 
 
 def _timer(trace: Trace, graph: Any, names: dict[str, Any], name: str, again: Any) -> Any:

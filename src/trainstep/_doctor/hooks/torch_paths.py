@@ -1,4 +1,4 @@
-"""Paths in PyTorch's guards: what they lead to in a call, and what the user calls it.
+"""Paths in PyTorch's guards: their values in a call, and their names in the user's code.
 
 s._modules['l']._parameters['bias']  -->  s.l.bias
 G['cfg'].step                        -->  global cfg.step
@@ -14,24 +14,25 @@ from typing import Any, cast
 
 from trainstep._explain.signature import array_text
 
-GONE = object()
+UNKNOWN = object()
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\[(['\"])(.*?)\1\]")
 _ITEM = re.compile(r"(?:list|dict|tuple)\.__getitem__\(([^()]+), ([^()]+)\)")
 _GLOBAL = re.compile(r"G\[['\"](.*?)['\"]\]")
-_LEFT = re.compile(r"___stack\d+|___[a-z_]+\d*")  # by the part before a graph break
+_FROM_TENSOR = re.compile(
+    r"___stack\d+|___[a-z_]+\d*"
+)  # values that the part before a graph break computed
 _WIDE = 60
 
 
 class Scope:
-    """What a frame that is compiled sees. Lives while it is compiled.
+    """The values visible in a frame. Lives only during its compilation.
 
     Args:
         code: The code of the frame.
-        arguments: The names of the arguments of the user's function: of a part after a graph break
-            those of the whole.
-        local: The values of its names.
-        around: Its globals.
-        names: What the user calls some of the names.
+        arguments: The argument names of the user's whole function, also for a part of it.
+        local: Its local variables.
+        module_globals: Its globals.
+        names: The user's terms for some of the names.
     """
 
     def __init__(
@@ -39,24 +40,24 @@ class Scope:
         code: types.CodeType,
         arguments: frozenset[str],
         local: Mapping[str, Any],
-        around: dict[str, Any],
+        module_globals: dict[str, Any],
         names: Mapping[str, str],
     ) -> None:
         self.code, self.arguments, self.names = code, arguments, names
-        self._local, self.around = local, around
+        self._local, self.module_globals = local, module_globals
 
     def value(self, path: str) -> Any:
-        """What a path leads to; `GONE`, if that cannot be told without running code."""
+        """The value at a path; `UNKNOWN` if finding it would run user code."""
         path = _ITEM.sub(r"\1[\2]", path)
         try:
             return self._follow(ast.parse(path.strip(), mode="eval").body)
         except (SyntaxError, KeyError, IndexError, TypeError, ValueError):
-            return GONE
+            return UNKNOWN
 
     def _follow(self, node: ast.expr) -> Any:
         match node:
             case ast.Name(id="G"):
-                return self.around
+                return self.module_globals
             case ast.Name(id=name):
                 return self._local[name]
             case ast.Attribute(value=owner, attr=name):
@@ -69,9 +70,9 @@ class Scope:
         raise KeyError(ast.dump(node))
 
     def kind(self, path: str) -> str:
-        """What kind of cause a value at the end of a path is."""
+        """The kind of cause for a value at a path."""
         root = re.split(r"[.\[]", path.strip().lstrip("("))[0]
-        if _LEFT.match(root):
+        if _FROM_TENSOR.match(root):
             return "item"
         if root == "G" or root in self.code.co_freevars:
             return "capture"
@@ -82,7 +83,7 @@ class Scope:
         return "item" if by_value == "number" and "." not in path else "capture"
 
     def is_module(self, path: str) -> bool:
-        """Whether a path leads to an attribute of a module: such numbers are taken as fixed."""
+        """Whether a path is an attribute of a module; PyTorch never makes those dynamic."""
         owner, _, name = path.rpartition(".")
         return bool(name) and hasattr(self.value(owner), "_parameters")
 
@@ -104,12 +105,12 @@ def _attribute(held: Any, name: str) -> Any:
     raise KeyError(name)
 
 
-def words(path: str, scope: Scope) -> str:
-    """A path as the user would write it."""
+def in_user_terms(path: str, scope: Scope) -> str:
+    """A path, written as in the user's code."""
     path = _ITEM.sub(r"\1[\2]", path.strip())
     path = _MEMBER.sub(lambda m: f"[{m[2]}]" if m[2].isdigit() else f".{m[2]}", path)
     path = _GLOBAL.sub(r"global \1", path)
-    path = _LEFT.sub("a number taken out of a tensor", path)
+    path = _FROM_TENSOR.sub("a number from a tensor", path)
     root = re.match(r"\w+(?:\[\d+\])?", path)
     if root is not None and root[0] in scope.names:
         return scope.names[root[0]] + path[root.end() :]
@@ -118,10 +119,10 @@ def words(path: str, scope: Scope) -> str:
     return path
 
 
-def shown(value: Any) -> str:
-    """A value in a few words."""
-    if value is GONE:
-        return "another value"
+def display(value: Any) -> str:
+    """A short text for a value."""
+    if value is UNKNOWN:
+        return "a different value"
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is not None and dtype is not None:
         return array_text(tuple(shape), str(dtype).removeprefix("torch."))

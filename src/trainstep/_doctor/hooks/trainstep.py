@@ -1,4 +1,4 @@
-"""Our own functions: their ledger tells what doctor finds out about others."""
+"""trainstep's own functions: their ledger already has every trace with its causes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from types import FrameType
 from trainstep._common.import_hooks import Patches
 from trainstep._doctor.hooks.call_sites import defined, site
 from trainstep._doctor.hooks.watcher import Watcher, side_effect
-from trainstep._doctor.records import NOWHERE, Cause, Happened, Trace
+from trainstep._doctor.records import NOWHERE, Cause, Incident, Trace
 from trainstep._explain.advice import Effect
 from trainstep._explain.ledger import Ledger, TraceEvent, listeners
 
 
-class Ours:
-    """Listens to the ledgers of all functions."""
+class TrainstepFunctions:
+    """A listener to the ledgers of all functions."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
-        self._groups: dict[str, str] = {}  # of the function that was traced last under a name
-        self._effects: dict[str, list[Effect]] = {}  # of the trace that is under way
+        self._groups: dict[str, str] = {}  # by name: the function traced last
+        self._effects: dict[str, list[Effect]] = {}  # by name: those of the open trace
 
     def install(self, patches: Patches) -> None:
-        """Begins to listen."""
+        """Registers the listener."""
         listeners.append(self)
         patches.undo_later(functools.partial(listeners.remove, self))
 
     def traced(self, ledger: Ledger, event: TraceEvent) -> None:
-        """An entry becomes a record."""
+        """Records an entry of a ledger."""
         frame = sys._getframe(1)
         self._watcher.guarded(lambda: self._traced(ledger, event, frame))
 
@@ -39,7 +39,7 @@ class Ours:
         kinds = event.kinds or ("unknown",) * len(event.changes)
         trace = Trace(
             engine="trainstep",
-            group=f"trainstep:{self._watcher.serial(ledger, 'ledger')}",
+            group=f"trainstep:{self._watcher.serial_number(ledger, 'ledger')}",
             function=event.function,
             defined=NOWHERE if ledger.code is None else defined(ledger.code),
             called=site(frame),
@@ -59,15 +59,15 @@ class Ours:
             self._watcher.log.note(side_effect(trace, effect))
 
     def affected(self, function: str, effect: Effect) -> None:
-        """Python ran while a function of ours was traced."""
+        """Stores a side effect until its trace is recorded."""
         self._effects.setdefault(function, []).append(effect)
 
     def stale(self, function: str, changes: Sequence[tuple[str, str, str]]) -> None:
-        """A value that a function of ours holds has changed."""
+        """Records captured values that have changed."""
         where = site(sys._getframe(1))
         for label, before, now in changes:
             self._watcher.log.note(
-                Happened(
+                Incident(
                     kind="stale",
                     engine="trainstep",
                     group=self._groups.get(function, ""),

@@ -1,11 +1,11 @@
-"""Follows the traces of a process: which are open, what they do besides, what they depend on.
+"""Follows the open traces of a process, their side effects and their captured values.
 
-    hook --begin--> the trace is open: what it reaches is looked at, side effects are heard
-         --end----> side effects and captured values are noted
+    hook --begin--> the trace is open: captured values are read, side effects are observed
+         --end----> side effects and captured values are recorded
          --check--> a captured value has changed since
 
-Nothing here keeps a function, a model or a frame alive after a trace. An engine may find a program
-again by the function that it was made of: one that was kept would bring back an old program.
+Nothing here keeps a function, model or frame alive after a trace. Engines look programs up by
+function, so a function that doctor kept alive would bring back an old program.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainstep._doctor.hooks.assignments import assigned
+from trainstep._doctor.hooks.assignments import assignment_lines
 from trainstep._doctor.hooks.call_sites import at
-from trainstep._doctor.records import NOWHERE, Happened, Log, Note, Site, Trace
+from trainstep._doctor.records import NOWHERE, Incident, Log, Note, Site, Trace
 from trainstep._explain.advice import Effect
 
 if TYPE_CHECKING:
@@ -31,12 +31,8 @@ Result = TypeVar("Result")
 _SYMBOLIC = {"Tracer", "SymbolicTensor"}
 
 
-class Open:
-    """A trace that is under way.
-
-    What looks around is imported with the first: it needs NumPy, and a script may have something to
-    say before NumPy is imported.
-    """
+class OpenTrace:
+    """A trace in progress."""
 
     def __init__(
         self, trace: Trace, fn: Any, look: Callable[[], Reach] | None, holder: Any = None
@@ -47,9 +43,10 @@ class Open:
         self._fn, self._look = fn, look
         self._before: Reach | None = None
 
-    def listen(self) -> None:
-        """Looks around, and listens from now on."""
+    def observe(self) -> None:
+        """Reads the captured values and starts to observe side effects."""
         if self._look is not None:
+            # Imported only now: it needs NumPy, and a script may set options before NumPy loads.
             from trainstep._surroundings.side_effects import Observer
 
             self._before = self._look()
@@ -57,7 +54,7 @@ class Open:
             self.observer = observer.__enter__()
 
     def close(self) -> tuple[Observer | None, Captures | None, Any]:
-        """Stops listening; lets go of everything."""
+        """Stops observing and drops all references."""
         observer, before = self.observer, self._before
         if observer is not None:
             observer.__exit__()
@@ -72,43 +69,43 @@ class Open:
         return observer, captures, fn
 
 
-class Kept:
-    """The values around a program, with a weak hold on the function whose closure has some."""
+class CapturedValues:
+    """The captured values of a program, with a weak reference to its function."""
 
     def __init__(self, trace: Trace, captures: Captures, fn: Any, holder: Any) -> None:
         self.trace, self.captures = trace, captures
-        self.over = False  # whether something is gone, and the program with it
+        self.is_dead = False  # whether a captured object was deleted, and the program with it
         self._fn, self._holder = weak(fn), holder
 
     def holds(self) -> bool:
-        """Whether all values are as they were, or nobody can tell any more."""
-        cells = None if self.over else self.cells()
+        """Whether no value has changed, as far as that can still be checked."""
+        cells = None if self.is_dead else self.cells()
         return cells is None or self.captures.holds(cells)
 
     def cells(self) -> Any:
-        """The closure of the function, as it is now; None if the function is gone."""
+        """The current closure of the function; None if the function was deleted."""
         fn = self._fn()
         return None if fn is None or self._holder() is None else closure(fn)
 
 
 class Watcher:
-    """Watches a process.
+    """Watches the traces of a process.
 
     Args:
-        log: Where everything is noted.
+        log: The log for all records.
     """
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self._kept: dict[str, Kept] = {}  # of the last trace of each function
+        self._kept: dict[str, CapturedValues] = {}  # by group: those of the last trace
         self._local = threading.local()
         self._serials: dict[str, list[weakref.ref[Any]]] = {}
         self._remarks: set[str] = set()
         self.active = True
 
-    def open_traces(self) -> list[Open]:
-        """The traces that are open in this thread, the outermost first."""
-        stack: list[Open] | None = getattr(self._local, "stack", None)
+    def open_traces(self) -> list[OpenTrace]:
+        """The open traces of this thread, outermost first."""
+        stack: list[OpenTrace] | None = getattr(self._local, "stack", None)
         if stack is None:
             stack = self._local.stack = []
         return stack
@@ -120,28 +117,28 @@ class Watcher:
         values: Sequence[Any] = (),
         uses: Callable[[], Sequence[Any]] = list,
         holder: Any = None,
-    ) -> Open:
-        """A trace begins.
+    ) -> OpenTrace:
+        """Opens a trace.
 
         Args:
-            trace: What is known of it.
-            fn: The user's function, if side effects and captured values matter to it.
+            trace: Its record, as far as known.
+            fn: The user's function, to observe side effects and captured values; None: neither.
             values: Its arguments.
-            uses: Objects that run user code inside: models, losses.
-            holder: What lives as long as the program; `fn` if it is not said.
+            uses: Returns further objects with user code: models, losses.
+            holder: The object whose lifetime is that of the program; `fn` by default.
         """
         stack = self.open_traces()
         look = None if fn is None else functools.partial(_reached, fn, values, uses)
-        opened = Open(trace, fn, None if stack else look, holder)
+        opened = OpenTrace(trace, fn, None if stack else look, holder)
         if stack:
             trace.inside = stack[0].trace.number
         self.log.begin(trace)
         stack.append(opened)
-        self.guarded(opened.listen)
+        self.guarded(opened.observe)
         return opened
 
-    def end(self, opened: Open) -> Kept | None:
-        """A trace has ended: what it did, and the values that its program holds."""
+    def end(self, opened: OpenTrace) -> CapturedValues | None:
+        """Closes a trace, records its side effects, and returns its captured values."""
         stack = self.open_traces()
         if opened not in stack:
             return None
@@ -155,12 +152,12 @@ class Watcher:
             self.guarded(lambda: self._effects(opened.trace, observer))
         if captures is None or not captures.source.text:
             return None
-        kept = Kept(opened.trace, captures, fn, opened.holder)
+        kept = CapturedValues(opened.trace, captures, fn, opened.holder)
         self._kept[opened.trace.group] = kept
         return kept
 
-    def drop(self, opened: Open) -> None:
-        """A trace turns out to be none."""
+    def drop(self, opened: OpenTrace) -> None:
+        """Discards a trace that compiled nothing."""
         stack = self.open_traces()
         if opened in stack:
             del stack[stack.index(opened) :]
@@ -170,22 +167,22 @@ class Watcher:
         for effect in observer.found():
             self.log.note(side_effect(trace, effect))
 
-    def check(self, kept: Kept, noticed: Callable[[], Site] = lambda: NOWHERE) -> None:
-        """Notes the values of a program that have changed since it was traced."""
+    def check(self, kept: CapturedValues, noticed: Callable[[], Site] = lambda: NOWHERE) -> None:
+        """Records the captured values that have changed since the trace."""
         from trainstep._surroundings.patched_builtins import heard
 
-        if heard or kept.holds():  # while somebody traces, names lead elsewhere
+        if heard or kept.holds():  # during a trace, stand-ins replace some of the values
             return
         cells = kept.cells()
         changes = list(kept.captures.changes(cells))
-        # A function whose default has changed is said to have changed, too.
+        # A changed default also reports its function as changed, with equal texts: drop that one.
         changes = [each for each in changes if each[1] != each[2]] or changes
-        kept.over = any(now == "gone" for _, _, now in changes)
+        kept.is_dead = any(now == "gone" for _, _, now in changes)
         kept.captures.accept(cells)
-        for label, before, now in [] if kept.over else changes:
+        for label, before, now in [] if kept.is_dead else changes:
             name, (file, line) = label.partition(", read at ")[0], kept.captures.sites[label]
             self.log.note(
-                Happened(
+                Incident(
                     kind="stale",
                     engine=kept.trace.engine,
                     group=kept.trace.group,
@@ -195,34 +192,34 @@ class Watcher:
                     before=before,
                     now=now,
                     noticed=noticed(),
-                    value=assigned(name, file) if line else "",
+                    value=assignment_lines(name, file) if line else "",
                 )
             )
 
     def is_outdated(self, group: str, fn: Any) -> bool:
-        """Whether values have changed since the last trace of a function that is traced now."""
+        """Whether captured values of `fn` have changed since its last trace."""
         kept = self._kept.get(group)
         changes = () if kept is None else kept.captures.changes(closure(fn))
         return any(now != "gone" for _, _, now in changes)
 
     def check_group(self, group: str, noticed: Callable[[], Site]) -> None:
-        """The same for the last program of a function, which is being called."""
+        """Checks the last program of a function that is being called."""
         kept = self._kept.get(group)
         if kept is not None:
             self.guarded(lambda: self.check(kept, noticed))
 
     def check_jax(self, but: str = "") -> None:
-        """The same for all functions of JAX's that nobody sees being called.
+        """Checks all JAX functions, whose calls run no Python.
 
-        Those of TensorFlow and Keras are looked at when they are called. `but` is left out: a
-        function that is being traced has new values for it, and may never need the old program.
+        TensorFlow and Keras functions are checked at each call. The group `but` is skipped: a
+        function that is being traced captures new values and may never use the old program.
         """
         for group, kept in list(self._kept.items()):
             if kept.trace.engine == "jax" and group != but and not group.startswith("keras:"):
                 self.guarded(functools.partial(self.check, kept))
 
-    def serial(self, value: Any, kind: str) -> int:
-        """A number for an object, from 1 on, for as long as it lives."""
+    def serial_number(self, value: Any, kind: str) -> int:
+        """The serial number of a live object, counted from 1 per kind."""
         known = self._serials.setdefault(kind, [])
         for number, ref in enumerate(known, 1):
             if ref() is value:
@@ -231,7 +228,7 @@ class Watcher:
         return len(known)
 
     def guarded(self, run: Callable[[], Result]) -> Result | None:
-        """Runs something of doctor's; what goes wrong there is noted, and the script goes on."""
+        """Runs code of doctor's; records an exception instead of raising it into the script."""
         try:
             return run()
         except Exception as error:
@@ -239,11 +236,11 @@ class Watcher:
             return None
 
     def failed(self, where: str, error: Exception) -> None:
-        """Notes something of doctor's that does not work, once."""
-        self.remark(f"{where}: {type(error).__name__}: {error}")
+        """Records, once, that a part of doctor failed."""
+        self.note_once(f"{where}: {type(error).__name__}: {error}")
 
-    def remark(self, text: str) -> None:
-        """Notes something that doctor cannot see, once."""
+    def note_once(self, text: str) -> None:
+        """Records a limit of the report, once."""
         if text not in self._remarks:
             self._remarks.add(text)
             self.log.note(Note(text=text))
@@ -255,9 +252,9 @@ def _reached(fn: Any, values: Sequence[Any], uses: Callable[[], Sequence[Any]]) 
     return reached(fn, values, uses)
 
 
-def side_effect(trace: Trace, effect: Effect) -> Happened:
-    """A side effect as a record."""
-    return Happened(
+def side_effect(trace: Trace, effect: Effect) -> Incident:
+    """The record of a side effect."""
+    return Incident(
         kind="leaks" if effect.leaks else "side-effects",
         engine=trace.engine,
         group=trace.group,
@@ -275,12 +272,12 @@ def closure(fn: Any) -> Any:
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether a value is a tensor of a trace, which has no numbers."""
+    """Whether a value is a symbolic tensor, which has no numbers."""
     return any(kind.__name__ in _SYMBOLIC for kind in type(value).__mro__)
 
 
 def weak(value: Any) -> Any:
-    """A weak reference; to nothing, if there can be none."""
+    """A weak reference; one to None if the value supports none."""
     try:
         return weakref.WeakMethod(value) if isinstance(value, MethodType) else weakref.ref(value)
     except TypeError:

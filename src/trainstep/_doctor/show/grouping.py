@@ -1,4 +1,4 @@
-"""What of a report is shown together: findings by function, and traces that are alike."""
+"""Groups a report for display: findings by function, similar traces folded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from trainstep._doctor.report import Event, Finding, Function, Report
 
-_SHOWN = 2  # of the traces of one kind, before the rest is folded
+_SHOWN = 2  # traces of one kind before the rest is folded
 
 
 @dataclass(slots=True)
 class Section:
-    """A function and what was found about it; None for what is about none that was traced."""
+    """A function and its findings; the function is None if it was never traced."""
 
     name: str
     function: Function | None
@@ -20,21 +20,21 @@ class Section:
 
     @property
     def fixes(self) -> list[str]:
-        """What the function's traces need and no finding says."""
+        """The cures of the function's traces that no finding mentions."""
         fixes = self.function.fixes if self.function else []
         return [fix for fix in fixes if not any(fix in found.fix for found in self.findings)]
 
 
 @dataclass(slots=True)
 class Fold:
-    """A trace, and those like it that are not worth a line each."""
+    """A trace, and similar ones that are folded into its line."""
 
     event: Event
     more: list[Event] = field(default_factory=list)
 
     @property
     def cost(self) -> float:
-        """What those cost that are folded."""
+        """The cost of the folded traces."""
         return sum(event.cost for event in self.more)
 
 
@@ -49,8 +49,8 @@ def sections(report: Report) -> list[Section]:
     return list(found.values())
 
 
-def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings by what they say: those that differ in their lines alone are told once."""
+def grouped_by_text(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Groups findings that differ only in their lines."""
     groups: dict[object, list[Finding]] = {}
     for found in findings:
         words = (found.kind, found.what, found.happens, found.fix, found.cause)
@@ -60,32 +60,32 @@ def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 
 def without_findings(report: Report) -> list[Function]:
-    """The functions of which there is nothing to say."""
-    told = {id(section.function) for section in sections(report)}
-    return [function for function in report.functions if id(function) not in told]
+    """The functions without a finding."""
+    reported = {id(section.function) for section in sections(report)}
+    return [function for function in report.functions if id(function) not in reported]
 
 
 def costliest(report: Report, number: int = 3) -> list[Function]:
-    """The functions that cost most: first by what was avoidable, then by all."""
+    """The functions that cost most: first by avoidable, then by total cost."""
     return sorted(report.functions, key=lambda f: (-f.avoidable_seconds, -f.seconds))[:number]
 
 
 def folded(events: Sequence[Event]) -> list[Fold]:
-    """Traces in their order, all but the first few of each kind folded into the last shown."""
+    """The traces in order; all but the first few of each kind are folded."""
     kinds: dict[object, list[Event]] = {}
     for event in events:
         kinds.setdefault(_kind(event), []).append(event)
     folds = []
-    for alike in kinds.values():
-        # One more line says as much as "and 1 more".
-        shown = _SHOWN if len(alike) > _SHOWN + 1 else len(alike)
-        folds += [Fold(event) for event in alike[:shown]]
-        folds[-1].more = alike[shown:]
+    for grouped_by_text in kinds.values():
+        # A single remaining trace is shown: "and 1 more" would take a line too.
+        shown = _SHOWN if len(grouped_by_text) > _SHOWN + 1 else len(grouped_by_text)
+        folds += [Fold(event) for event in grouped_by_text[:shown]]
+        folds[-1].more = grouped_by_text[shown:]
     return sorted(folds, key=lambda fold: fold.event.index)
 
 
 def processes(report: Report) -> list[int]:
-    """The processes that are told of."""
+    """The ids of the processes in the report."""
     ran = {function.process for function in report.functions}
     return sorted(ran | {finding.process for finding in report.findings})
 

@@ -1,7 +1,7 @@
-"""HTML in which everything is text unless it was made here.
+"""Builds HTML and escapes all text automatically.
 
-`tag` escapes what it is given, and gives a `Markup`, which the next `tag` leaves as it is: nothing
-of a report has to be escaped by hand, and nothing can be forgotten.
+`tag` escapes its arguments and returns a `Markup`, which an outer `tag` does not escape again. No
+caller escapes by hand, so none can forget to.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Attribute = str | int | float | bool | None
 
 
 class Markup(str):
-    """HTML that is finished."""
+    """Finished HTML, which needs no escaping."""
 
     __slots__ = ()
 
 
 def escaped(text: str) -> Markup:
-    """Text as HTML shows it; characters that steer something are spelled out."""
+    """Text as HTML; control characters are written as escapes."""
     if isinstance(text, Markup):
         return text
     shown = (c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
@@ -28,12 +28,12 @@ def escaped(text: str) -> Markup:
 
 
 def joined(*parts: str) -> Markup:
-    """Several parts, one after the other."""
+    """Joins parts, escaping those that are not HTML yet."""
     return Markup("".join(escaped(part) for part in parts))
 
 
 def coded(text: str) -> Markup:
-    """Text in which what stands between backticks is code."""
+    """Text with the parts between backticks marked as code."""
     parts = re.split("`([^`]+)`", text)
     return joined(*(tag("code", part) if odd % 2 else part for odd, part in enumerate(parts)))
 
@@ -42,10 +42,10 @@ def tag(name: str, /, *inside: str, **attributes: Attribute) -> Markup:
     """An element: `tag("p", "a < b", class_="note")`.
 
     Args:
-        name: Of the element.
-        inside: Text, and elements.
-        attributes: An underscore stands for a hyphen, and one at the end for nothing. True is an
-            attribute without a value; None and False are none.
+        name: The name of the element.
+        inside: Texts and elements.
+        attributes: An underscore becomes a hyphen; a trailing one is dropped. True: an attribute
+            without a value. None and False: no attribute.
     """
     start = name + "".join(_attribute(key, value) for key, value in attributes.items())
     if name in _VOID:

@@ -1,7 +1,7 @@
 """A report as one HTML page, and as a piece of a notebook.
 
-A page needs nothing but itself: no network, no other file. Its style holds inside of an element
-of the class `trainstep-doctor`, so that a notebook is not touched by it.
+A page is self-contained: it loads no other file and needs no network. Its style is limited to the
+class `trainstep-doctor`, so a notebook around it keeps its own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from trainstep._doctor.show.timeline import timeline
 
 
 def page(report: Report) -> str:
-    """The whole report as a page that can be opened, kept and sent.
+    """The report as a self-contained HTML page.
 
     Args:
-        report: What there is to say.
+        report: The report.
 
     Returns:
-        The text of an HTML file, to be written as UTF-8.
+        The text of the HTML file; write it as UTF-8.
     """
     command = versions(report).get("command", "")
     script = _file("page.js")
@@ -53,13 +53,13 @@ def page(report: Report) -> str:
 
 
 def notebook(report: Report) -> str:
-    """The report as a piece of HTML for a cell of a notebook, without scripts.
+    """The report as HTML for a notebook cell, without scripts.
 
     Args:
-        report: What there is to say.
+        report: The report.
 
     Returns:
-        The text of one element.
+        The text of one HTML element.
     """
     prefix = f"trainstep-{id(report):x}-"  # a notebook may show several reports
     style = tag("style", _file("page.css"))
@@ -67,7 +67,7 @@ def notebook(report: Report) -> str:
 
 
 def _sections(report: Report, prefix: str) -> list[Markup]:
-    told = {
+    sections = {
         "Timeline": timeline(report),
         "What to change": parts.findings(report, prefix) if report.findings else "",
         "Functions": parts.functions(report, prefix) if report.functions else "",
@@ -75,12 +75,12 @@ def _sections(report: Report, prefix: str) -> list[Markup]:
         "What doctor could not see": parts.notes(report) if report.notes else "",
         "To paste into an issue": parts.issue(report),
     }
-    shown = [tag("section", tag("h2", name), part) for name, part in told.items() if part]
+    shown = [tag("section", tag("h2", name), part) for name, part in sections.items() if part]
     return [parts.head(report), *shown]
 
 
 def _policy(script: str) -> str:
-    """The browser runs the page's own script and nothing else, and loads nothing."""
+    """A content security policy: the browser runs only the page's own script and loads nothing."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 

@@ -1,4 +1,4 @@
-"""The parts of a page: each takes the report, or some of it, and gives HTML."""
+"""The sections of a page: each function turns a part of the report into HTML."""
 
 from __future__ import annotations
 
@@ -6,39 +6,46 @@ from collections.abc import Iterable, Sequence
 
 from trainstep._doctor.report import Event, Finding, Function, Report
 from trainstep._doctor.show import words
-from trainstep._doctor.show.grouping import Fold, Section, alike, folded, processes, sections
+from trainstep._doctor.show.grouping import (
+    Fold,
+    Section,
+    folded,
+    grouped_by_text,
+    processes,
+    sections,
+)
 from trainstep._doctor.show.html import Markup, coded, joined, tag
 from trainstep._doctor.show.source_lines import sources
 from trainstep._doctor.show.summary import alarms, headline, programs, share, state, versions
 
-_OPEN = 8  # rows of traces that are shown without a click
+_OPEN = 8  # rows of traces that are shown unfolded
 
 
 def head(report: Report) -> Markup:
-    """What comes first: alarms, the headline, the numbers."""
+    """The head of the page: alarms, headline, numbers."""
     return joined(
         *(tag("p", coded(alarm), class_="alarm", role="alert") for alarm in alarms(report)),
-        tag("p", headline(report)[0], class_="headline"),  # the numbers say the rest
+        tag("p", headline(report)[0], class_="headline"),  # the cards show the rest
         tag("p", state(report), class_="state") if state(report) else "",
         _numbers(report),
     )
 
 
 def _numbers(report: Report) -> Markup:
-    told = {
+    numbers = {
         "avoidable": words.seconds(report.avoidable_seconds),
         "tracing and compiling": words.seconds(report.compile_seconds),
         "of the run": share(report),
         "traces and compilations": f"{programs(report):,}",
     }
     for number, noun in ((len(report.functions), "function"), (len(report.findings), "finding")):
-        told[noun if number == 1 else f"{noun}s"] = f"{number:,}"
-    cards = [tag("div", tag("dt", name), tag("dd", text)) for name, text in told.items() if text]
+        numbers[noun if number == 1 else f"{noun}s"] = f"{number:,}"
+    cards = [tag("div", tag("dt", name), tag("dd", text)) for name, text in numbers.items() if text]
     return tag("dl", *cards, class_="numbers")
 
 
 def findings(report: Report, prefix: str) -> Markup:
-    """What to change, by function."""
+    """The findings, by function."""
     return joined(*(_section(report, section, prefix) for section in sections(report)))
 
 
@@ -53,16 +60,16 @@ def _section(report: Report, section: Section, prefix: str) -> Markup:
         )
         title = tag("h3", link)
         often = tag("p", f"{words.how_often(function)}: {words.costs(function)}")
-    told = [_finding(group) for group in alike(section.findings)]
+    articles = [_finding(group) for group in grouped_by_text(section.findings)]
     fixes = [tag("p", tag("b", "Also to fix: "), coded(fix), class_="fix") for fix in section.fixes]
-    return tag("section", title, often, *told, *fixes)
+    return tag("section", title, often, *articles, *fixes)
 
 
 def _finding(group: Sequence[Finding]) -> Markup:
     finding = group[0]
     level, badge = words.severity(finding.kind)
     extent = words.extent(finding)
-    told = {
+    labelled = {
         "values": words.values(finding),
         "cause": finding.cause,
         "means": finding.happens,
@@ -75,7 +82,7 @@ def _finding(group: Sequence[Finding]) -> Markup:
             tag("dd", coded(text)),
             class_="fix" if name == "to fix" else None,
         )
-        for name, text in told.items()
+        for name, text in labelled.items()
         if text
     ]
     return tag(
@@ -96,7 +103,7 @@ def _finding(group: Sequence[Finding]) -> Markup:
 
 
 def functions(report: Report, prefix: str) -> Markup:
-    """All functions in a table, then the traces of each."""
+    """A table of all functions, then the traces of each."""
     headings = ("function", "engine", "defined", "traces", "calls", "seconds", "avoidable")
     rows = [_row(report, function, prefix) for function in report.functions]
     details = [_traces(report, function, prefix) for function in report.functions]
@@ -120,13 +127,13 @@ def _row(report: Report, function: Function, prefix: str) -> Sequence[str]:
 def _traces(report: Report, function: Function, prefix: str) -> Markup:
     folds = folded(function.events)
     inner = (f"{words.clean(name)} {words.times(n)}" for name, n in function.inner.items())
-    told = tag("p", f"Traced inside of it: {', '.join(inner)}.") if function.inner else ""
+    inside = tag("p", f"Traced inside it: {', '.join(inner)}.") if function.inner else ""
     more = [_more(function, fold) for fold in folds if fold.more]
     name = words.clean(function.name)
     return tag(
         "details",
         tag("summary", tag("code", name), f": {words.how_often(function)}"),
-        told,
+        inside,
         _events(function, [fold.event for fold in folds]),
         *more,
         id=_link(report, function, prefix)[1:],
@@ -165,7 +172,7 @@ def _why(function: Function, event: Event) -> Iterable[Markup]:
 
 
 def small(report: Report) -> Markup:
-    """Small programs, by the user's line."""
+    """The small programs, by user line."""
     by_cost = sorted(report.small, key=lambda each: (-each.seconds, -each.count))
     rows = []
     for each in by_cost:
@@ -173,25 +180,25 @@ def small(report: Report) -> Markup:
         rows.append(
             (coded(words.where(each.site)), f"{each.count:,}", words.seconds(each.seconds), names)
         )
-    return table("small programs", ("your line", "programs", "seconds", "of what"), rows)
+    return table("small programs", ("your line", "programs", "seconds", "operations"), rows)
 
 
 def notes(report: Report) -> Markup:
-    """What doctor could not see, each once."""
-    told = dict.fromkeys(note.text for note in report.notes)
-    return tag("ul", *(tag("li", coded(note)) for note in told))
+    """The limits of the report, without duplicates."""
+    texts = dict.fromkeys(note.text for note in report.notes)
+    return tag("ul", *(tag("li", coded(note)) for note in texts))
 
 
 def issue(report: Report) -> Markup:
-    """What to paste into an issue."""
-    told = versions(report)
-    width = max(map(len, told)) + 2
-    lines = "\n".join(f"{name:<{width}}{version}" for name, version in told.items())
+    """The versions, to paste into an issue."""
+    known = versions(report)
+    width = max(map(len, known)) + 2
+    lines = "\n".join(f"{name:<{width}}{version}" for name, version in known.items())
     return tag("pre", lines, class_="versions", tabindex=0, aria_label="versions")
 
 
 def table(name: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
-    """A table; in a narrow window, where its headings are gone, each cell tells its own."""
+    """A table. Each cell repeats its heading, for narrow windows that hide the headings."""
     first = tag("tr", *(tag("th", heading, scope="col") for heading in headings))
     body = [
         tag("tr", *(_cell(heading, cell) for heading, cell in zip(headings, row, strict=True)))

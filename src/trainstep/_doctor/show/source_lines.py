@@ -1,4 +1,4 @@
-"""The user's lines with a few around them, read when the report is shown."""
+"""The user's lines with some context, read when the report is displayed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _AROUND = 2
 
 
 def sources(sites: Sequence[Site]) -> Markup:
-    """The lines of some sites, marked, among their neighbours: a listing for each file."""
+    """A listing per file with the lines of the sites marked."""
     files: dict[str, dict[int, str]] = {}
     for site in sites:
         if site.file:
@@ -26,7 +26,7 @@ def _listing(file: str, noted: dict[int, str]) -> Markup:
     name = ", ".join((place(Site(file, first)), *map(str, others)))
     lines = _lines(file, noted)
     if not lines:
-        return tag("p", tag("code", name), " (the file cannot be read)")
+        return tag("p", tag("code", name), " (the file is not readable)")
     return tag(
         "figure",
         tag("figcaption", tag("code", name)),
@@ -42,13 +42,13 @@ def _numbered(lines: dict[int, str], marked: set[int]) -> Iterator[Markup]:
         if number != before + 1:
             yield joined("  ...\n")
         gutter = f"{'>' if number in marked else ' '} {number:>{width}}  "
-        told = joined(tag("span", gutter, class_="number"), line)
-        yield joined(tag("mark", told) if number in marked else told, "\n")
+        content = joined(tag("span", gutter, class_="number"), line)
+        yield joined(tag("mark", content) if number in marked else content, "\n")
         before = number
 
 
 def _lines(file: str, noted: dict[int, str]) -> dict[int, str]:
-    """Lines by number; those that were noted alone if the file has changed since."""
+    """Lines by number; only the recorded ones if the file has changed since."""
     linecache.checkcache(file)
     there = dict(enumerate((line.rstrip() for line in linecache.getlines(file)), 1))
     known = {number: there.get(number, "").strip() for number in noted}

@@ -1,7 +1,7 @@
-"""Lines of a terminal: wrapped, indented, and coloured if that is wished.
+"""Text for a terminal: wrapped, indented, optionally coloured.
 
-A line is plain text with a style for its first characters, so that nothing in it can be taken for
-markup, and colour changes no character.
+A line is plain text plus a style for its first characters, so text is never parsed as markup and
+colour changes no character.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import io
 import textwrap
 from dataclasses import dataclass
 
-_NARROWEST = 20  # for text, however deep it is indented
+_NARROWEST = 20  # width left for text, at any indent
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
     text: str
     style: str
-    upto: int  # how many characters have the style
+    upto: int  # the number of styled characters
 
 
-class Paper:
-    """What is written on, from top to bottom.
+class TerminalText:
+    """Collects lines from top to bottom.
 
     Args:
-        width: No line is longer, but for a single word that is.
+        width: The maximum line length; only a single longer word exceeds it.
     """
 
     def __init__(self, width: int) -> None:
@@ -32,12 +32,12 @@ class Paper:
         self._lines: list[_Line] = []
 
     def write(self, text: str, *, indent: int = 0, style: str = "") -> None:
-        """A paragraph."""
+        """Adds a paragraph."""
         for line in self._wrapped(text, " " * indent, " " * indent):
             self._lines.append(_Line(line, style, len(line)))
 
     def label(self, label: str, text: str, *, indent: int, hang: int, style: str = "bold") -> None:
-        """A paragraph to the right of its label, which alone has the style; none without text."""
+        """Adds a paragraph beside a styled label; nothing if the text is empty."""
         if not text:
             return
         start = " " * indent + label.ljust(hang)
@@ -45,20 +45,20 @@ class Paper:
         for line in self._wrapped(text, start, " " * (indent + hang)):
             self._lines.append(_Line(line, styles.pop() if styles else "", indent + len(label)))
 
-    def one(self, text: str, *, indent: int = 0) -> None:
-        """A single line, cut where it is too long."""
+    def single_line(self, text: str, *, indent: int = 0) -> None:
+        """Adds one line, cut to the width."""
         room = max(self._width - indent, _NARROWEST)
         text = text if len(text) <= room else text[: room - 3].rstrip() + "..."
         self._lines.append(_Line(" " * indent + text, "", 0))
 
-    def gap(self) -> None:
-        """An empty line, unless there is one already."""
+    def blank_line(self) -> None:
+        """Adds an empty line, unless the last one is empty."""
         if self._lines and self._lines[-1].text:
             self._lines.append(_Line("", "", 0))
 
     def heading(self, text: str) -> None:
-        """A heading, set off from what is above."""
-        self.gap()
+        """Adds a heading after an empty line."""
+        self.blank_line()
         self.write(text, style="bold")
 
     def plain(self) -> str:
@@ -66,7 +66,7 @@ class Paper:
         return "\n".join(line.text for line in self._lines) + "\n"
 
     def colored(self) -> str:
-        """The text, with the terminal's codes for styles."""
+        """The text with ANSI codes for the styles."""
         from rich.console import Console
         from rich.text import Text
 
@@ -92,6 +92,6 @@ class Paper:
             width,
             initial_indent=first,
             subsequent_indent=rest,
-            break_long_words=False,  # a path in two lines cannot be clicked
+            break_long_words=False,  # a path on two lines is not clickable
             break_on_hyphens=False,
         )

@@ -1,6 +1,6 @@
-"""The run as a picture: a lane for each function and each Keras method, time from left to right.
+"""The timeline of a run: one lane per function and per Keras method, time from left to right.
 
-Places are given in percent, so that the picture fits every window and its letters stay as they are.
+Positions are in percent, so the picture scales with the window while its text does not.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from trainstep._doctor.show import words
 from trainstep._doctor.show.grouping import processes
 from trainstep._doctor.show.html import Markup, joined, tag
 
-_LANES = 24  # of functions
+_LANES = 24  # functions shown
 _LANE = 44  # pixels
 _AXIS = 24
-_MARKS = 6  # of time, at most
-_STEPS = 400  # places along the axis that can be told apart
+_MARKS = 6  # on the time axis, at most
+_STEPS = 400  # distinguishable positions along the axis
 _NAME = 48
 
 
 def timeline(report: Report) -> Markup:
-    """The picture, or nothing if there is nothing to be seen."""
+    """The timeline; empty if there were no traces."""
     end = _end(report)
     functions = [function for function in report.functions if function.events][:_LANES]
     if not end or not functions:
@@ -43,7 +43,7 @@ def timeline(report: Report) -> Markup:
         width="100%",
         height=height,
         role="img",
-        aria_label="Timeline of traces and compilations; the tables below say the same.",
+        aria_label="Timeline of traces and compilations; the tables below have the same data.",
     )
     left = sum(bool(function.events) for function in report.functions) - len(functions)
     more = tag("p", f"... and {words.count(left, 'more function')}") if left else ""
@@ -51,7 +51,7 @@ def timeline(report: Report) -> Markup:
 
 
 def _end(report: Report) -> float:
-    """The last moment that is known; a run that was cut off has no length."""
+    """The time of the last record; a run that was cut off has no recorded length."""
     traced = [e.trace.at + e.cost for f in report.functions for e in f.events]
     called = [at for f in report.functions for at in f.call_times]
     return max(report.seconds, *traced, *called, *(s.at + s.seconds for s in report.spans), 0.0)
@@ -84,7 +84,7 @@ def _axis(end: float, height: int) -> Iterator[Markup]:
 
 
 def _step(end: float) -> float:
-    """A round number of seconds, so that few marks are enough."""
+    """A round interval in seconds that needs few marks."""
     power = 10.0 ** math.floor(math.log10(end / _MARKS))
     return next(power * times for times in (1, 2, 5, 10) if end / (power * times) <= _MARKS)
 
@@ -98,7 +98,7 @@ def _function_lane(function: Function, end: float, several: bool) -> Markup:
         tag("rect", x=place, y=34, width=1, height=6, class_="call")
         for place in _places(function.call_times, end)
     )
-    # The avoidable ones are drawn last, and higher: neither is hidden, nor told by colour alone.
+    # Avoidable ones are drawn last and higher: none is hidden, and height repeats the colour.
     ordered = sorted(function.events, key=lambda event: event.avoidable)
     bars = (_bar(function, event, end) for event in ordered)
     return joined(tag("text", label, x=0, y=13, class_="lane"), *calls, *bars)
@@ -128,12 +128,12 @@ def _bar(function: Function, event: Event, end: float) -> Markup:
 
 
 def _span_lanes(spans: Iterable[Span], end: float) -> Iterator[Markup]:
-    """A lane for each method; of thousands of calls, those that can be told apart."""
+    """A lane per method; of calls at the same position, only the longest."""
     methods: dict[str, dict[str, Span]] = {}
     for span in spans:
-        told = methods.setdefault(span.what, {})
+        positions = methods.setdefault(span.what, {})
         place = _percent(round(span.at / end * _STEPS) * end / _STEPS, end)
-        told[place] = max(told.get(place, span), span, key=lambda each: each.seconds)
+        positions[place] = max(positions.get(place, span), span, key=lambda each: each.seconds)
     for method, placed in methods.items():
         bars = [_span(span, end) for span in placed.values()]
         yield joined(tag("text", words.clean(method), x=0, y=13, class_="lane"), *bars)

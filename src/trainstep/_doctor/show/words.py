@@ -1,4 +1,4 @@
-"""The words for the parts of a report, the same in a terminal and on a page."""
+"""Texts for the parts of a report, shared by terminal and page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainstep._doctor.report import Event, Finding, Function
 
 _PHASES = {"trace": "trace", "lower": "lower", "compile": "compile", "first_run": "first run"}
 
-# How bad each kind of finding is, and in what way: the keys of `_advice.FINDINGS`.
+# The severity of each kind of finding; the keys are those of `_explain.advice.FINDINGS`.
 _SEVERITY = {
     "recompile-limit": ("high", "runs uncompiled"),
     "retraces": ("medium", "costs time"),
@@ -24,12 +24,12 @@ _SEVERITY = {
 
 
 def clean(text: str) -> str:
-    """A text in one line, in which nothing can steer a terminal."""
+    """A text in one line, without control characters."""
     return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
 
 
 def seconds(value: float) -> str:
-    """A time as one would say it."""
+    """A duration, in a readable unit."""
     if value < 0.0005:
         return "under 1 ms" if value > 0 else "0 s"
     if value < 0.0995:
@@ -56,11 +56,11 @@ def times(number: int) -> str:
 
 def place(site: Site) -> str:
     """`train.py:41`."""
-    return clean(user_code.name(site.file, site.line)) if site.file else "no line of yours"
+    return clean(user_code.name(site.file, site.line)) if site.file else "not in your code"
 
 
 def where(site: Site) -> str:
-    """`train.py:41: `, and what stands there."""
+    """`train.py:41: ` and the line."""
     if not site.file:
         return place(site)
     if site.text:
@@ -69,16 +69,16 @@ def where(site: Site) -> str:
 
 
 def called(event: Event) -> str:
-    """The user's line that made a trace necessary, and the Keras method that it called."""
+    """The user's line that caused a trace, and the Keras method that it called."""
     via = event.trace.via
     return where(event.trace.called) + (f", via {clean(via)}" if via else "")
 
 
 def cost(event: Event) -> str:
-    """What one trace cost, in all and by phase."""
+    """The cost of a trace, in total and by phase."""
     phases = _phases(event)
     if not event.cost and not phases:
-        return "what it cost is not known"
+        return "cost unknown"
     return seconds(event.cost) + (f": {phases}" if phases else "")
 
 
@@ -96,7 +96,7 @@ def _phases(event: Event) -> str:
 
 
 def why(function: Function, event: Event) -> str:
-    """Why a function was traced, and since which of its earlier traces."""
+    """The causes of a trace, and the earlier trace that they compare with."""
     trace = event.trace
     made = "compiled without a trace: " if trace.what == "compile" else ""
     if not trace.causes:
@@ -109,7 +109,7 @@ def why(function: Function, event: Event) -> str:
 
 def _without_cause(event: Event) -> str:
     if event.avoidable:
-        return "the cause is not known"
+        return "unknown cause"
     mode = f" ({clean(event.trace.mode)})" if event.trace.mode else ""
     return f"needed: the first{mode}"
 
@@ -123,7 +123,7 @@ def how_often(function: Function) -> str:
         parts.append(f"compiled {times(function.compilations)} without a trace")
     failed = sum(bool(event.trace.failed) for event in function.events)
     if failed:
-        parts.append(f"its trace failed {times(failed)}")
+        parts.append(f"failed to trace {times(failed)}")
     often = " and ".join(parts) or "not traced"
     return often if function.calls is None else f"{often} in {count(function.calls, 'call')}"
 
@@ -137,12 +137,12 @@ def costs(function: Function) -> str:
 
 
 def severity(kind: str) -> tuple[str, str]:
-    """How bad a kind of finding is, `high` or `medium`, and in what way."""
-    return _SEVERITY.get(kind, ("medium", "to look at"))
+    """The severity of a kind of finding, `high` or `medium`, and a badge for it."""
+    return _SEVERITY.get(kind, ("medium", "to check"))
 
 
 def extent(finding: Finding) -> str:
-    """How often, and how many seconds, where there is something to say."""
+    """The count and the cost of a finding, where there are any."""
     parts = [times(finding.count)] if finding.count > 1 else []
     if finding.seconds:
         parts.append(seconds(finding.seconds))
@@ -150,11 +150,11 @@ def extent(finding: Finding) -> str:
 
 
 def values(finding: Finding) -> str:
-    """The value that a program holds, the one that there is now, and where that was noticed."""
+    """The value inside the program, the current one, and the line that noticed it."""
     if not (finding.before or finding.now):
         return ""
     then = "at `compile()`" if finding.kind == "frozen" else "when traced"
-    told = f"{clean(finding.before)} {then}, {clean(finding.now)} now"
+    both = f"{clean(finding.before)} {then}, {clean(finding.now)} now"
     noticed = f"at {where(finding.noticed)}" if finding.noticed.file else "at the end of the run"
     assigned = f"; assigned at {finding.assigned}" if finding.assigned else ""
-    return f"{told}; noticed {noticed}{assigned}"
+    return f"{both}; noticed {noticed}{assigned}"
