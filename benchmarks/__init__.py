@@ -1,1 +1,1 @@
-"""Benchmarks: our step against Keras's own and against hand-written engine code."""
+"""Benchmarks of trainstep's steps against Keras's own and against hand-written engine code."""

@@ -1,6 +1,6 @@
 """A step that adds a tensor to each of N small variables: ours, and the bare call of the engine.
 
-There is next to nothing to compute, so what is left is the cost of the call itself.
+The step computes almost nothing, so its time is the call overhead.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from benchmarks import bare
 
 SIZE = 4
 
-# Add `x`, a tensor of the engine, to all the variables; give a scalar to wait for.
+# Adds `x`, a tensor of the engine, to all variables; returns a scalar to wait for.
 Add = Callable[[Any], Any]
 
 
 def ours(n: int) -> Add:
-    """Through this library, over Keras variables."""
+    """Returns the step as a `trainstep.function` over Keras variables."""
     variables = [keras.Variable(np.zeros(SIZE, np.float32)) for _ in range(n)]
 
     @ts.function(optimize="trace")
@@ -32,7 +32,7 @@ def ours(n: int) -> Add:
 
 
 def bare_tensorflow(n: int) -> Add:
-    """The concrete function of a `tf.function` over its variables."""
+    """Returns the concrete function of a `tf.function` over its variables."""
     import tensorflow as tf
 
     variables = [tf.Variable(tf.zeros(SIZE)) for _ in range(n)]
@@ -47,7 +47,7 @@ def bare_tensorflow(n: int) -> Add:
 
 
 def bare_pure(n: int) -> Add:
-    """A compiled function of a list of tensors."""
+    """Returns a compiled function of a list of tensors."""
 
     def added(tensors: list[Any], x: Any) -> tuple[Any, list[Any]]:
         return x.sum(), [tensor + x for tensor in tensors]
@@ -57,5 +57,5 @@ def bare_pure(n: int) -> Add:
 
 
 def bare_of_engine(n: int) -> Add:
-    """The same as ours, in the terms of the engine that Keras runs on."""
+    """Returns the same step, written for the engine that Keras runs on."""
     return bare_tensorflow(n) if keras.backend.backend() == "tensorflow" else bare_pure(n)

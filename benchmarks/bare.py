@@ -1,6 +1,6 @@
-"""The bare call of the engine: a function of a state, kept by the few lines that its users write.
+"""The bare call of the engine: a compiled function, and the few lines that store its state.
 
-So they are the least that any library can add to a compiled step.
+This is the least that any library can add to a compiled step.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from benchmarks import steps
 from benchmarks.models import Case
 
 Tensors = list[Any]
-# (state, ...) -> (result, new state), and the same with the state kept: (...) -> result.
+# (state, ...) -> (result, new state), and the same with its state stored: (...) -> result.
 Pure = Callable[..., tuple[Any, Tensors]]
 Kept = Callable[..., Any]
 
 
 def keep_jax(pure: Pure, state: Tensors, *example: Any) -> Kept:
-    """A jitted function of a donated list of arrays."""
+    """Returns a jitted function of a donated list of arrays."""
     import jax
 
     compiled = jax.jit(pure, donate_argnums=0)
@@ -32,7 +32,7 @@ def keep_jax(pure: Pure, state: Tensors, *example: Any) -> Kept:
 
 
 def keep_torch(pure: Pure, state: Tensors, *example: Any) -> Kept:
-    """The replay of the graph of a function of a list of tensors."""
+    """Returns a function that replays the graph of a function of a list of tensors."""
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -51,17 +51,17 @@ KEEP = {"jax": keep_jax, "torch": keep_torch}
 
 
 def keep(pure: Pure, state: Tensors, *example: Any) -> Kept:
-    """Compile a function with the engine that Keras runs on, if that has pure functions."""
+    """Compiles a function with the engine that Keras runs on, if that has pure functions."""
     return KEEP[keras.backend.backend()](pure, state, *example)
 
 
 def train_on_batch(case: Case, *example: Any) -> Kept:
-    """The very step of a Trainer, as the engine alone would run it; gives the logs, as tensors."""
+    """Returns the step of a Trainer, run by the engine alone; it returns the logs as tensors."""
     trainer = steps.trainer(case)
     for _ in range(2):
-        trainer.train_on_batch(*example)  # the optimizer and the metrics are built now
+        trainer.train_on_batch(*example)  # builds the optimizer and the metrics
     if keras.backend.backend() == "tensorflow":
-        # In a `tf.function` of our own, the step would become another graph, and a slower one.
+        # In another `tf.function`, the step would become a different, slower graph.
         ((program,),) = trainer._functions.step("train")._programs._by_key.values()
         concrete = program.executable.graph
         return lambda *args: program.build.of(concrete(*args))
@@ -71,7 +71,7 @@ def train_on_batch(case: Case, *example: Any) -> Kept:
     def pure(state: Tensors, *args: Any) -> tuple[dict[str, Any], Tensors]:
         pairs = list(zip(variables, state, strict=True))
         with keras.StatelessScope(state_mapping=pairs) as scope:
-            logs = trainer.train_on_batch(*args)  # in a scope, it becomes part of what is traced
+            logs = trainer.train_on_batch(*args)  # in a scope, it becomes part of the trace
             return dict(logs), [scope.get_current_value(v) for v in variables]
 
     state = [keras.ops.copy(v.value) for v in variables]

@@ -1,4 +1,4 @@
-"""What the devices of a JAX program send each other, read from the compiled text."""
+"""The traffic between the devices of a JAX program, read from the compiled text."""
 
 import contextlib
 import re
@@ -13,12 +13,12 @@ COLLECTIVE = re.compile(
     r"|collective-permute)(?:-start)?\("
 )
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
-Sent = dict[str, tuple[int, int]]  # how many collectives of each kind, and the bytes they make
+Sent = dict[str, tuple[int, int]]  # number and bytes of the collectives, by kind
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[Sent]:
-    """What the last program that is compiled in this block sends; nothing on other engines."""
+    """Yields the traffic of the last program compiled in this block; empty on other engines."""
     found: Sent = {}
     if keras.backend.backend() != "jax":
         yield found
@@ -41,7 +41,7 @@ def noted() -> Iterator[Sent]:
 
 
 def sent_by(text: str) -> Sent:
-    """What a program sends."""
+    """Returns the traffic of a program."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for found in COLLECTIVE.finditer(text):
@@ -56,7 +56,7 @@ def sent_by(text: str) -> Sent:
 
 
 def told(sent: Sent) -> tuple[str, str]:
-    """Kilobytes, and by what; dashes where it is not known."""
+    """Returns kilobytes and kinds as text; dashes where they are unknown."""
     if keras.backend.backend() != "jax":
         return "-", "-"
     kinds = ", ".join(f"{n} {what}" for what, (n, _) in sorted(sent.items()))

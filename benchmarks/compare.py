@@ -1,16 +1,16 @@
-"""Compare our steps with Keras's `train_on_batch` and with the best hand-written step.
+"""Compares our steps with Keras's `train_on_batch` and with the best hand-written step.
 
 `python -m benchmarks.compare [--engine jax|tensorflow|torch] [--processes N] [--quick]
 [--markdown FILE]`
 
-Only ratios of time are printed. Above 1, "ours / hand-written" says how much slower ours is, and
-"Keras / ours" how much faster. Ours is the step of a `trainstep.function`; a second table, from the
-same run, has the `train_on_batch` of a `trainstep.Trainer` in its place. Where a contender has
-variants, its fastest counts, and is named. Keras's `train_on_batch` reads the loss at every step by
-itself, in both columns. On torch, all the contenders run on one thread, unless OMP_NUM_THREADS says
-otherwise. "other load" is the share of the machine that other processes used during the row: above
-some 10%, measure again. With `--processes`, each ratio is the median of those of so many processes,
-one after the other: how memory lies in a process moves the small networks by some percent.
+It prints ratios of time only. Above 1, ours is slower by "ours / hand-written" and faster by "Keras
+/ ours". Ours is the step of a `trainstep.function`; a second table, from the same run, has the
+`train_on_batch` of a `trainstep.Trainer` instead. If a contender has variants, the fastest counts,
+and the table names it. Keras's `train_on_batch` reads the loss at every step in both columns. On
+torch, all contenders run on one thread, unless OMP_NUM_THREADS is set. "other load" is the share of
+the machine that other processes used during the row: above 10 %, measure again. With `--processes`,
+each ratio is the median of several processes, run one after the other: the memory layout of a
+process changes the times of small networks by a few percent.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from benchmarks.engines import ENGINES, choose, run_on
 
 
 def run_here(options: argparse.Namespace) -> None:
-    """Measure one engine, in this process or in several others, and print its tables."""
+    """Measures one engine, in this process or in several others, and prints its tables."""
     choose(options.engine)
-    # Keras chooses its engine when it is imported, so no sooner than here.
+    # Keras chooses its engine when it is imported, so these imports come after the choice.
     from benchmarks import measure, ratios
 
     console, name = table.console(), ENGINES[options.engine]
@@ -42,7 +42,7 @@ def run_here(options: argparse.Namespace) -> None:
 
 
 def run_all(quick: bool, markdown: Path | None, count: int) -> None:
-    """Measure the engines one after the other, each in a process of its own."""
+    """Measures the engines one after the other, each in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         sections = [Path(folder, engine) for engine in ENGINES]
         for engine, section in zip(ENGINES, sections, strict=True):
@@ -53,7 +53,7 @@ def run_all(quick: bool, markdown: Path | None, count: int) -> None:
 
 
 def main() -> None:
-    """Read the command line and run."""
+    """Reads the command line and runs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=ENGINES, help="only this one, in this process")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, less torch inductor")

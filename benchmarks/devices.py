@@ -1,14 +1,14 @@
-"""What spreading a step over several devices costs, at equal total work.
+"""The cost of running a step on several devices, at equal total work.
 
 `python -m benchmarks.devices [--engine jax|tensorflow|torch] [--quick]`
 
-The devices are parts of one processor; on torch, which has one device in a process, they are
-processes on it, in a network of their own. What is seen is the cost of cutting, feeding and
-summing, and not what real devices would gain: they have arithmetic units of their own, and wires
-between them. With more devices than cores, each also waits for the others to be run. The step of
-one device waits for each result, as that of several has to on a processor.
+The devices are parts of one processor; on torch, which has one device per process, they are
+processes on it, in a network of their own. This measures the cost of splitting, feeding and
+summing, not the gain from real devices, which have arithmetic units and connections of their own.
+With more devices than cores, devices also wait for a free core. The step of one device waits for
+each result, because the step of several devices on a processor has to.
 
-On JAX, the bytes are read from the compiled program: of all that devices send each other in a step.
+On JAX, the bytes are those that the devices send each other in a step, read from the compiled text.
 """
 
 import os
@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from benchmarks import engines, table, timing
 
 COUNTS = (1, 2, 4, 8)
-ROUNDS = 3  # of processes
+ROUNDS = 3  # repetitions of each number of processes
 Case = tuple[str, int, tuple[int, ...]]
-# Name, batch size, and widths of dense layers.
+# Name, batch size, widths of dense layers.
 CASES: list[Case] = [
     ("784-128-10, 256", 256, (784, 128, 10)),
     ("512-1024-1024-10, 256", 256, (512, 1024, 1024, 10)),
@@ -30,7 +30,7 @@ CASES: list[Case] = [
 
 
 def run_here(engine: str, quick: bool) -> None:
-    """Measure the ways to spread that an engine has, and print a table."""
+    """Measures the strategies of an engine and prints a table."""
     lines = list(of_processes(quick) if engine == "torch" else of_devices(engine, quick))
     headers = ["network, batch", "strategy", "devices", "step / one device", "KB sent", "by"]
     what = "processes" if engine == "torch" else "parts"
@@ -39,7 +39,7 @@ def run_here(engine: str, quick: bool) -> None:
 
 
 def of_devices(engine: str, quick: bool) -> Iterator[list[str]]:
-    """A line for each network, strategy and number of devices, all in this process."""
+    """Yields a line for each network, strategy and number of devices, all in this process."""
     if engine == "jax":
         import jax
 
@@ -50,7 +50,7 @@ def of_devices(engine: str, quick: bool) -> Iterator[list[str]]:
         (processor,) = tf.config.list_physical_devices("CPU")
         parts = [tf.config.LogicalDeviceConfiguration()] * max(COUNTS)
         tf.config.set_logical_device_configuration(processor, parts)
-    from benchmarks import collectives  # which imports Keras
+    from benchmarks import collectives  # imports Keras
 
     plan = timing.QUICK if quick else timing.FULL
     for case in CASES:
@@ -69,7 +69,7 @@ def of_devices(engine: str, quick: bool) -> Iterator[list[str]]:
 
 
 def step_of(case: Case, kind: str, count: int | None) -> timing.Call:
-    """A step that returns its loss, compiled; over so many devices, or all that there are."""
+    """Returns a compiled step that returns its loss, on so many devices or on all."""
     import keras
     import numpy as np
 
@@ -90,7 +90,7 @@ def step_of(case: Case, kind: str, count: int | None) -> timing.Call:
 
 
 def of_processes(quick: bool) -> Iterator[list[str]]:
-    """The same with processes: those of each number in turn, several times."""
+    """Yields the same for processes: each number of them in turn, several times."""
     counts = COUNTS[:3] if quick else COUNTS
     rounds = [{count: job(count, quick) for count in counts} for _ in range(1 if quick else ROUNDS)]
     for place, case in enumerate(CASES):
@@ -100,7 +100,7 @@ def of_processes(quick: bool) -> Iterator[list[str]]:
 
 
 def job(count: int, quick: bool) -> list[float]:
-    """Seconds of a step of each network, by so many processes."""
+    """Returns the seconds of a step of each network, run by so many processes."""
     from tests.distribution.namespace import PORT
 
     base = {
@@ -120,7 +120,7 @@ def job(count: int, quick: bool) -> list[float]:
 
 
 def main() -> None:
-    """Run; torch's processes go into a network that has nothing but a loopback device."""
+    """Runs; torch's processes run in a network namespace with a loopback device only."""
     if "torch" in sys.argv:
         from tests.distribution.namespace import enter
 

@@ -1,4 +1,4 @@
-"""One of several processes that take a step together: prints its seconds, network by network."""
+"""One of several processes that run a step together: prints its seconds for each network."""
 
 import os
 import statistics
@@ -9,7 +9,7 @@ from benchmarks.devices import CASES, step_of
 
 
 def main() -> None:
-    """Join the others, and measure."""
+    """Joins the other processes and measures."""
     me = ts.initialize()
     calls = int(os.environ["BENCHMARK_CALLS"])
     for case in CASES:

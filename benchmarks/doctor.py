@@ -1,17 +1,17 @@
-"""What doctor costs a compiled function that is not traced again.
+"""The cost of doctor for a compiled function that is not traced again.
 
 `python -m benchmarks.doctor [--engine jax|tensorflow|torch] [--quick]`
 
-One function of the engine, made and traced under doctor, so that what it takes from around it is
-known. Then three ways to see what doctor adds to a call:
+One function of the engine is made and traced under doctor, so that doctor knows its captured
+values. Then the cost of doctor per call is measured in three ways:
 
-frames           the Python functions of doctor's that run, counted: where there are none, nothing
-the hook alone   Python's part of a call with the hook and without; the engine is taken out, so that
-                 a microsecond is a large part of what is left
-watched / not    whole calls, in blocks in turn. That does not tell 2 % from the noise of a busy
-                 machine: JAX, to which nothing is added, shows how far it is off.
+frames           the number of Python functions of doctor's that run; if none, there is no cost
+the hook alone   the Python part of a call with and without the hook; the engine is replaced by
+                 nothing, so that a microsecond is a large part of the time
+watched / not    whole calls, in alternating blocks. This cannot tell 2 % from the noise of a busy
+                 machine: JAX, to whose calls doctor adds nothing, shows the size of the noise.
 
-And what doctor adds to the start of a process, and to a trace.
+It also measures the cost of doctor for the start of a process and for a trace.
 """
 
 import statistics
@@ -31,13 +31,13 @@ from benchmarks.engines import ENGINES, main
 from benchmarks.settings import read_loss
 
 RATE, SCALE, MARGIN = 0.01, 2.0, 0.5
-CALLS = 256  # in which frames are counted, one of them looked at closely on torch
-BLOCK = 50  # calls that are timed at once: so short that many blocks are not disturbed
-SETTLED = 3000  # calls after which doctor keeps no more of their moments
+CALLS = 256  # calls in which frames are counted; on torch, doctor inspects one of them
+BLOCK = 50  # calls timed together: few, so that many blocks are undisturbed
+SETTLED = 3000  # calls after which doctor stores no more of their times
 
 
 def run_here(engine: str, quick: bool) -> None:
-    """Measure one engine in this process and print its table."""
+    """Measures one engine in this process and prints its table."""
     plan = timing.QUICK if quick else timing.FULL
     make = {"jax": of_jax, "tensorflow": of_tensorflow, "torch": of_torch}[engine]
     under, plain = watched(make, plan)
@@ -53,11 +53,11 @@ def run_here(engine: str, quick: bool) -> None:
     table.console().print(table.Table(["what", "cost"], lines).rich(title))
 
 
-# What doctor adds, by itself.
+# The cost of doctor alone.
 
 
 def added(engine: str, least: float, rounds: int) -> list[list[str]]:
-    """The lines on what is on the path of a call, which takes so long at least when unwatched."""
+    """Returns the lines on the hooks of a call; `least` is its shortest time without doctor."""
     import trainstep as ts
 
     makers = {
@@ -83,7 +83,7 @@ def added(engine: str, least: float, rounds: int) -> list[list[str]]:
 
 
 def costs(what: str, cost: float, least: float, of: str = "a call") -> list[list[str]]:
-    """The lines on a hook; on torch, a call is that of the function and its gradient."""
+    """Returns the lines on a hook; on torch, a call includes the gradient."""
     return [
         [f"the hook alone, per {what}, in microseconds", f"{cost * 1e6:.2f}"],
         [f"the hook alone, per {what}, in % of {of}", f"{100 * cost / least:.2f}"],
@@ -91,12 +91,12 @@ def costs(what: str, cost: float, least: float, of: str = "a call") -> list[list
 
 
 def frames(call: timing.Call) -> int:
-    """How many functions of trainstep's some calls run, once all has settled."""
+    """Returns the number of trainstep's functions that some calls run, after a warm-up."""
     import trainstep as ts
 
     ours, found = str(Path(ts.__file__).parent), []
 
-    def run(times: int) -> None:  # all from one line, by which torch's gradients are known
+    def run(times: int) -> None:  # from one line: doctor counts torch's gradients by line
         for _ in range(times):
             call()
 
@@ -114,26 +114,26 @@ def frames(call: timing.Call) -> int:
 
 
 def hook(owner: Any, name: str, call: timing.Call, rounds: int) -> float:
-    """Seconds that a hook takes of a call: the median, as a single difference is off by half."""
+    """Returns the seconds of a hook per call: a median, as single differences vary by half."""
     parts = 9
     return statistics.median(difference(owner, name, call, rounds // parts) for _ in range(parts))
 
 
 def difference(owner: Any, name: str, call: timing.Call, rounds: int) -> float:
-    """The least of many blocks with a hook, less the least of those without."""
+    """Returns the shortest block with a hook minus the shortest block without."""
     hooked = vars(owner)[name]
     times: dict[Any, list[float]] = {hooked: [], hooked.__wrapped__: []}
     for _ in range(rounds):
         for each, seconds in times.items():
             setattr(owner, name, each)
-            timing.time_end(call, id, BLOCK)  # Python's own caches settle
+            timing.time_end(call, id, BLOCK)  # warms up Python's own caches
             seconds.append(timing.time_end(call, id, BLOCK))
     setattr(owner, name, hooked)
     return min(times[hooked]) - min(times[hooked.__wrapped__])
 
 
 def path_of(engine: str) -> tuple[Any, str, tuple[Any, str, Any]]:
-    """Where doctor's hook is; and where the engine is, with something that does nothing instead."""
+    """Returns the place of doctor's hook, and the engine's place with a replacement for it."""
     if engine == "tensorflow":
         from tensorflow.python.eager.polymorphic_function import polymorphic_function as module
 
@@ -145,7 +145,7 @@ def path_of(engine: str) -> tuple[Any, str, tuple[Any, str, Any]]:
 
 
 def keras_hook(rounds: int) -> tuple[float, float]:
-    """Seconds that the hook of a Keras method takes, and the least that it takes as a whole."""
+    """Returns the seconds of the hook of a Keras method, and the shortest whole call."""
     import keras
     import numpy as np
 
@@ -163,7 +163,7 @@ def keras_hook(rounds: int) -> tuple[float, float]:
         model.compile("sgd", "mse")
         x, y = np.ones((32, 20), "float32"), np.ones((32, 10), "float32")
 
-        def call() -> object:  # asks for the method each time
+        def call() -> object:  # looks the method up each time
             return model.train_on_batch(x, y)
 
         least = min(timing.time_end(call, id, 10) for _ in range(rounds // 20))
@@ -180,7 +180,7 @@ def nothing(*args: object, **kwargs: object) -> None:
 
 
 def watched(make: Callable[[], timing.Call], plan: timing.Plan) -> tuple[list[float], list[float]]:
-    """Seconds per call of each round: of a block of calls under doctor, and of one without."""
+    """Returns the seconds per call of each round: of a block under doctor, and of one without."""
     import trainstep as ts
 
     with ts.doctor():
@@ -198,13 +198,13 @@ def watched(make: Callable[[], timing.Call], plan: timing.Plan) -> tuple[list[fl
 
 
 def settled(call: timing.Call, length: int) -> float:
-    """Seconds per call, after as many that let the processor's caches settle."""
+    """Returns the seconds per call, after as many calls that warm up the processor's caches."""
     timing.time_each(call, read_loss, length)
     return timing.time_each(call, read_loss, length)
 
 
 def under_doctor(block: Callable[[], float]) -> float:
-    """What a block takes with doctor's hooks in place."""
+    """Returns the seconds of a block with doctor's hooks installed."""
     import trainstep as ts
 
     with ts.doctor():
@@ -212,7 +212,7 @@ def under_doctor(block: Callable[[], float]) -> float:
 
 
 def tracing(make: Callable[[], timing.Call], times: int) -> float:
-    """How much longer the first call of a function takes under doctor; the median of several."""
+    """Returns the time of a first call under doctor, divided by one without; a median."""
 
     def first() -> float:
         call = make()
@@ -225,23 +225,23 @@ def tracing(make: Callable[[], timing.Call], times: int) -> float:
 
 
 def starting(times: int) -> float:
-    """Seconds that importing and installing doctor adds to a process; the median of several."""
+    """Returns the seconds that importing and installing doctor adds to a process; a median."""
     plain, doctor = "pass", "import trainstep as ts; ts.doctor().start().stop()"
     return statistics.median(run_python(doctor) - run_python(plain) for _ in range(times))
 
 
 def run_python(code: str) -> float:
-    """How long a process takes that runs this code."""
+    """Returns the seconds of a process that runs this code."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True)
     return time.perf_counter() - start
 
 
-# The functions: one small step each, which takes three numbers from around it.
+# The functions: one small step each, with three captured values.
 
 
 def of_jax() -> timing.Call:
-    """A `jax.jit` that takes a gradient and updates."""
+    """Returns a `jax.jit` that computes a gradient and updates."""
     import jax
     import jax.numpy as jnp
 
@@ -256,7 +256,7 @@ def of_jax() -> timing.Call:
 
 
 def of_tensorflow(*, xla: bool = False) -> timing.Call:
-    """A `tf.function` that does the same."""
+    """Returns a `tf.function` that does the same."""
     import tensorflow as tf
 
     weights, x = tf.Variable(tf.ones((20, 10))), tf.ones((32, 20))
@@ -272,7 +272,7 @@ def of_tensorflow(*, xla: bool = False) -> timing.Call:
 
 
 def of_torch() -> timing.Call:
-    """A loss of a compiled function, and its gradient, taken outside of it, as is usual."""
+    """Returns a compiled loss whose gradient is computed outside of it, as is usual."""
     loss_of = loss_of_torch()
 
     def step() -> object:
@@ -284,15 +284,15 @@ def of_torch() -> timing.Call:
 
 
 def gradient_of_torch() -> timing.Call:
-    """The gradient alone, as often as one likes."""
+    """Returns a function that computes the gradient alone, any number of times."""
     return partial(loss_of_torch()().backward, retain_graph=True)
 
 
 def loss_of_torch() -> Callable[[], Any]:
-    """A `torch.compile` that computes the loss."""
+    """Returns a `torch.compile` that computes the loss."""
     import torch
 
-    torch._dynamo.reset()  # which would know the next one by its code
+    torch._dynamo.reset()  # otherwise dynamo would reuse the next one by its code
     weights, x = torch.ones((20, 10), requires_grad=True), torch.ones((32, 20))
 
     @torch.compile(backend="aot_eager")

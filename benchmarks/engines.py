@@ -1,4 +1,4 @@
-"""The engines that Keras runs on: choose one here, or run a benchmark on one in a new process."""
+"""The engines that Keras runs on: chooses one here, or runs a benchmark in a new process."""
 
 import argparse
 import os
@@ -6,29 +6,29 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-# By the name that Keras gives them: the name that people do.
+# Keras's name of each engine: its usual name.
 ENGINES = {"jax": "JAX", "tensorflow": "TensorFlow", "torch": "torch"}
 
 
 def choose(engine: str) -> None:
-    """Choose the engine of this process. Keras must not have been imported yet."""
+    """Chooses the engine of this process. Keras must not have been imported yet."""
     os.environ["KERAS_BACKEND"] = engine
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if engine == "torch":
-        # A second thread gains these networks less than a tenth, and stalls on a busy machine.
+        # A second thread speeds these networks up by less than 10 %, and stalls on a busy machine.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def run_on(engine: str, benchmark: str, *options: str) -> None:
-    """Run `python -m benchmarks.BENCHMARK --engine ENGINE OPTIONS` and wait for it."""
+    """Runs `python -m benchmarks.BENCHMARK --engine ENGINE OPTIONS` and waits for it."""
     command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--engine", engine, *options]
     subprocess.run(command, check=True)
 
 
 def main(benchmark: str, doc: str | None, run_here: Callable[[str, bool], None]) -> None:
-    """Read the command line of a benchmark that has no more options than these, and run it.
+    """Reads the command line of a benchmark that has only these options, and runs it.
 
-    `run_here` takes the engine, and whether to be quick.
+    `run_here` gets the engine, and whether the run is a quick one.
     """
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--engine", choices=ENGINES, help="only this one, in this process")

@@ -1,17 +1,17 @@
-"""Compare the `fit` of our Trainer with a loop of the bare step, and with Keras's `fit`.
+"""Compares the `fit` of our Trainer with a loop over the bare step, and with Keras's `fit`.
 
 `python -m benchmarks.fit [--engine jax|tensorflow|torch] [--processes N] [--quick]`
 
-One epoch of 1,000 batches of 32 from arrays in memory, shuffled, without callbacks; all in their
-default mode. The loop of the bare step, a `trainstep.function`, runs over batches that were cut
-beforehand, and reads the loss at its end. That step has one metric and gives the loss alone; "with
-metrics" it also keeps the mean of the loss and gives both, as the epoch of a `fit` has to. "with a
-bar" is drawn as in a terminal.
+One epoch of 1,000 batches of 32 from shuffled arrays in memory, without callbacks, every contender
+in its default mode. The bare step is a `trainstep.function`; its loop runs over batches that were
+cut in advance, and reads the loss at the end. The step updates one metric and returns the loss;
+"with metrics", it also computes the mean of the loss and returns both, as an epoch of `fit` does.
+"with a bar" draws a progress bar as in a terminal.
 
 On JAX there is a second table: 16 steps in one call, against a hand-written `jax.lax.scan` over
-stacked batches, which shuffles nothing; ours with and without.
+stacked batches, which does not shuffle; ours with and without shuffling.
 
-With `--processes`, each ratio is the median of those of so many processes, one after the other.
+With `--processes`, each ratio is the median of several processes, run one after the other.
 """
 
 import argparse
@@ -33,7 +33,7 @@ STEPS = 1000
 GROUP = 16
 GROUPS = 63
 
-# The contenders on a network, and which two of them make a ratio, by its name.
+# The contenders on a network, and the two contenders of each ratio, by its name.
 Contenders = Callable[[str], Mapping[str, timing.Call]]
 Ratios = Mapping[str, tuple[str, str]]
 
@@ -58,7 +58,7 @@ class Line(NamedTuple):
 
 
 def run_here(options: argparse.Namespace) -> None:
-    """Measure one engine, in this process or in several others, and print its tables."""
+    """Measures one engine, in this process or in several others, and prints its tables."""
     choose(options.engine)
     plan = timing.QUICK if options.quick else timing.FULL
     name, console = ENGINES[options.engine], table.console()
@@ -80,12 +80,12 @@ def run_here(options: argparse.Namespace) -> None:
 
 
 def lines(contenders: Contenders, wanted: Ratios, plan: timing.Plan) -> list[Line]:
-    """Measure the networks one after the other."""
+    """Measures the networks one after the other."""
     found = []
     for network in NETWORKS:
         calls = contenders(network)
         for call in calls.values():
-            call()  # compiles, which is no load of others
+            call()  # compiles outside of the measurement of other load
         watch = load.Watch()
         seconds = timing.medians_of_long(calls, plan)
         values = [seconds[above] / seconds[below] for above, below in wanted.values()]
@@ -94,7 +94,7 @@ def lines(contenders: Contenders, wanted: Ratios, plan: timing.Plan) -> list[Lin
 
 
 def medians(runs: Sequence[list[list[Line]]]) -> list[list[Line]]:
-    """One line for each of those that several processes have measured."""
+    """Returns the medians of the lines that several processes have measured."""
     return [
         [
             Line(
@@ -111,11 +111,11 @@ def medians(runs: Sequence[list[list[Line]]]) -> list[list[Line]]:
     ]
 
 
-# Keras chooses its engine when it is imported, so no sooner than in these.
+# Keras chooses its engine when it is imported, so only these functions import it.
 
 
 def epoch(network: str) -> dict[str, timing.Call]:
-    """Ways to train on batches one by one."""
+    """Returns the contenders that train on batches one by one."""
     from benchmarks import steps
     from benchmarks.models import CASES
 
@@ -134,7 +134,7 @@ def epoch(network: str) -> dict[str, timing.Call]:
 
 
 def groups(network: str) -> dict[str, timing.Call]:
-    """Ways to train on several batches in one call, on JAX."""
+    """Returns the contenders that train on several batches in one call, on JAX."""
     from benchmarks import native_jax, steps
     from benchmarks.models import CASES
 
@@ -152,7 +152,7 @@ def groups(network: str) -> dict[str, timing.Call]:
 
 
 def loop(step: Step, batches: list[tuple]) -> None:
-    """Run a step on all batches, and read the last loss."""
+    """Runs a step on all batches, and reads the last loss."""
     loss = None
     for x, y in batches:
         loss = step(x, y)
@@ -160,13 +160,13 @@ def loop(step: Step, batches: list[tuple]) -> None:
 
 
 def in_terminal(call: timing.Call) -> None:
-    """Call something that draws a bar if it thinks that it is in a terminal."""
+    """Calls a function that draws a progress bar only in a terminal, as if in one."""
     with contextlib.redirect_stdout(io.StringIO()), mock.patch.dict(os.environ, FORCE_COLOR="1"):
         call()
 
 
 def main() -> None:
-    """Read the command line and run."""
+    """Reads the command line and runs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=ENGINES, help="only this one")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")

@@ -1,8 +1,8 @@
-"""How busy other processes keep the machine during a measurement.
+"""The load of other processes during a measurement.
 
-No statistic undoes a busy machine: threads that wait for each other stall when one of them loses
-its core, so steps that use several threads suffer more than those that use one, and ratios turn
-over. It is better seen than guessed, so every row says it.
+No statistic corrects for a busy machine: threads that wait for each other stall when one of them
+loses its core, so steps that use several threads slow down more than steps that use one, and ratios
+can invert. Every row of a table therefore shows the load.
 """
 
 import os
@@ -13,14 +13,14 @@ STAT = Path("/proc/stat")
 
 
 class Watch:
-    """Started when made; tells the share of the machine that others have used since."""
+    """Measures the share of the machine that other processes use, from its creation on."""
 
     def __init__(self) -> None:
         self.start = self.now()
 
     @staticmethod
     def now() -> tuple[float, float]:
-        """Seconds of all the cores in use by others, and on the clock."""
+        """Returns the seconds that others have used, of all cores, and the seconds on the clock."""
         if not STAT.exists():
             return float("nan"), time.perf_counter()
         # user nice system idle iowait irq softirq steal
@@ -31,7 +31,7 @@ class Watch:
         return busy - mine, time.perf_counter()
 
     def others(self) -> float:
-        """The share of all the cores, from 0 to 1; not a number where the system does not tell."""
+        """Returns the share of all cores, 0 to 1; NaN if the system does not report it."""
         (busy, clock), (busy_before, clock_before) = self.now(), self.start
         share = (busy - busy_before) / ((clock - clock_before) * (os.cpu_count() or 1))
         return max(share, 0.0)  # the system counts in coarse ticks

@@ -1,4 +1,4 @@
-"""Measure all the networks on the engine that Keras runs on, as ratios of time."""
+"""Measures all networks on the engine that Keras runs on, as ratios of time."""
 
 import importlib
 import statistics
@@ -15,13 +15,13 @@ from benchmarks.settings import Step, read_loss
 # Ours: the step of a `trainstep.function`, and the `train_on_batch` of a `trainstep.Trainer`.
 CONTENDERS = ("ours", "Trainer")
 
-# Those whose torch variants go through the inductor, slow to build, in a quick run.
+# In a quick run, only these have torch variants by inductor, which compiles slowly.
 QUICK_INDUCTOR = ("MLP 20-10-1", "MLP 784-128-10")
 
 
 @dataclass(frozen=True)
 class Column:
-    """How the contenders compare on one network, for one way of reading the loss."""
+    """The ratios of the contenders on one network, for one way of reading the loss."""
 
     to_native: float
     keras_to: float
@@ -41,9 +41,9 @@ class Row:
 
 
 def rows(quick: bool, say: Callable[[str], None]) -> Iterator[Row]:
-    """Measure the networks one after the other, all of the contenders of each at once.
+    """Measures the networks one after the other, all contenders of a network interleaved.
 
-    `say` tells the progress.
+    `say` reports the progress.
     """
     plan = timing.QUICK if quick else timing.FULL
     for case in CASES.values():
@@ -61,7 +61,7 @@ def rows(quick: bool, say: Callable[[str], None]) -> Iterator[Row]:
 
 
 def medians(runs: Sequence[Sequence[Row]]) -> list[Row]:
-    """One row for each of the rows that several processes have measured."""
+    """Returns the medians of the rows that several processes have measured."""
     return [
         replace(
             same[0],
@@ -74,7 +74,7 @@ def medians(runs: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def median(columns: Sequence[Column]) -> Column:
-    """The medians of ratios; the variants are those that were the fastest most often."""
+    """Returns the medians of ratios, and the variants that were the fastest most often."""
     return Column(
         to_native=statistics.median(column.to_native for column in columns),
         keras_to=statistics.median(column.keras_to for column in columns),
@@ -84,7 +84,7 @@ def median(columns: Sequence[Column]) -> Column:
 
 
 def contenders_of(case: Case, inductor: bool) -> dict[str, Step]:
-    """The steps to compare, as "native: ...", "ours: ...", "Trainer: ..." and "keras"."""
+    """Returns the steps to compare: "native: ...", "ours: ...", "Trainer: ..." and "keras"."""
     engine = keras.backend.backend()
     native = importlib.import_module(f"benchmarks.native_{engine}")
     options = {"inductor": inductor} if engine == "torch" else {}
@@ -99,7 +99,7 @@ def contenders_of(case: Case, inductor: bool) -> dict[str, Step]:
 
 
 def column(contender: str, seconds: Mapping[str, float]) -> Column:
-    """Compare the best of a contender with the best hand-written step, and Keras with it."""
+    """Compares the best of a contender with the best hand-written step, and Keras with it."""
     native = fastest(seconds, "native: ")
     best = fastest(seconds, f"{contender}: ")
     return Column(
@@ -111,5 +111,5 @@ def column(contender: str, seconds: Mapping[str, float]) -> Column:
 
 
 def fastest(seconds: Mapping[str, float], prefix: str) -> str:
-    """The name of the fastest contender among those with a prefix."""
+    """Returns the name of the fastest contender among those with a prefix."""
     return min((name for name in seconds if name.startswith(prefix)), key=seconds.__getitem__)

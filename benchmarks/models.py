@@ -1,7 +1,7 @@
 """The five networks that the benchmarks train, written once in Keras.
 
 The hand-written steps of the engines start from the weights of these models, in the order of
-`model.get_weights()`, so that every contender does the same work from the same place.
+`model.get_weights()`, so that every contender does the same work from the same weights.
 """
 
 from collections.abc import Callable
@@ -62,12 +62,12 @@ class Case:
     y_shape: tuple[int, ...]
 
     def model(self) -> keras.Model:
-        """Build the model, with the same initial weights at every call."""
+        """Builds the model, with the same initial weights at every call."""
         keras.utils.set_random_seed(0)
         return self.build()
 
     def batch(self, count: int = 1) -> Batch:
-        """One batch of random inputs and targets, or `count` in a row; the same at every call."""
+        """Returns one batch of random data, or `count` batches stacked; the same at every call."""
         random = np.random.default_rng(0)
         size = count * BATCH
         x = random.normal(size=(size, *self.x_shape)).astype(np.float32)

@@ -15,10 +15,10 @@ Output = tuple[Array, Arrays]  # the prediction, and the new extras
 
 
 class State(NamedTuple):
-    """All that a step changes."""
+    """The state of a step."""
 
     params: Arrays
-    extras: Arrays  # what the forward pass changes: moving statistics, the key of the dropout
+    extras: Arrays  # changed by the forward pass: moving statistics, the dropout key
     first: Arrays  # Adam's moments
     second: Arrays
     steps: Array
@@ -41,7 +41,7 @@ def convolve(x: Array, kernel: Array) -> Array:
 
 
 def batch_norm(x: Array, gamma: Array, beta: Array, stats: Arrays) -> Output:
-    """Normalize over the batch, and move the mean and the variance."""
+    """Normalizes over the batch, and updates the moving mean and variance."""
     mean, variance = jnp.mean(x, (0, 1, 2)), jnp.var(x, (0, 1, 2))
     scale = gamma * jax.lax.rsqrt(variance + s.NORM_EPSILON)
     rate = 1 - s.NORM_MOMENTUM
@@ -65,7 +65,7 @@ def convnet(params: Arrays, extras: Arrays, x: Array) -> Output:
 
 
 def layer_norm(x: Array, gamma: Array, beta: Array) -> Array:
-    """Normalize over the last axis."""
+    """Normalizes over the last axis."""
     mean, variance = jnp.mean(x, -1, keepdims=True), jnp.var(x, -1, keepdims=True)
     return (x - mean) * jax.lax.rsqrt(variance + s.NORM_EPSILON) * gamma + beta
 
@@ -87,7 +87,7 @@ NETWORKS = {"convnet": convnet, "transformer": transformer}
 
 
 def one_step(network: str, state: State, x: Array, y: Array) -> tuple[Array, State]:
-    """The loss of a batch, and the state after it."""
+    """Returns the loss of a batch, and the new state."""
 
     def loss_of(params: Arrays) -> tuple[Array, Output]:
         prediction, extras = NETWORKS.get(network, mlp)(params, state.extras, x)
@@ -98,7 +98,7 @@ def one_step(network: str, state: State, x: Array, y: Array) -> tuple[Array, Sta
 
 
 def updated(state: State, grads: Arrays, extras: Arrays, error: Array, rows: int | Array) -> State:
-    """The state after a step of Adam, and with the mean error of so many rows in the metric."""
+    """Returns the state after a step of Adam and an update of the metric by so many rows."""
 
     def moments(old: Arrays, new: Arrays, beta: float) -> Arrays:
         return [m + (g - m) * (1 - beta) for m, g in zip(old, new, strict=True)]
@@ -115,7 +115,7 @@ def updated(state: State, grads: Arrays, extras: Arrays, error: Array, rows: int
 
 
 def many_steps(network: str, state: State, x: Array, y: Array) -> tuple[Array, State]:
-    """The loss of the last of several stacked batches, and the state after it."""
+    """Returns the loss of the last of several stacked batches, and the new state."""
 
     def one(state: State, batch: tuple[Array, Array]) -> tuple[State, Array]:
         loss, state = one_step(network, state, *batch)
@@ -126,7 +126,7 @@ def many_steps(network: str, state: State, x: Array, y: Array) -> tuple[Array, S
 
 
 def start(network: str, weights: s.Weights) -> State:
-    """The state of a network that starts from the weights of its Keras model."""
+    """Returns the initial state of a network, with the weights of its Keras model."""
     # In the convnet, the weights of each normalization end with its two statistics.
     moving = (3, 4, 8, 9) if network == "convnet" else ()
     params = [jnp.array(w) for i, w in enumerate(weights) if i not in moving]
@@ -134,7 +134,7 @@ def start(network: str, weights: s.Weights) -> State:
     if network == "convnet":
         extras.append(jax.random.PRNGKey(0))
     first, second = ([jnp.zeros_like(p) for p in params] for _ in range(2))
-    # Arrays of a type, unlike those made of a Python number, or the second step is traced again.
+    # Arrays with an explicit dtype: weakly typed ones would retrace the second step.
     counts = jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros(())
     return State(params, extras, first, second, *counts)
 
@@ -145,7 +145,7 @@ def build(
     many: bool = False,
     options: dict[str, str] | None = None,
 ) -> s.Step:
-    """The step of a network; or, of `many`, as many of them as the batches that come stacked."""
+    """Returns the step of a network; with `many`, it runs once per stacked batch."""
     state = start(network, weights)
     steps = many_steps if many else one_step
     train = jax.jit(partial(steps, network), donate_argnums=0, compiler_options=options)
@@ -159,7 +159,7 @@ def build(
 
 
 def variants(network: str, weights: s.Weights) -> dict[str, s.Step]:
-    """The hand-written steps to measure, by name."""
+    """Returns the hand-written steps to measure, by name."""
     own_kernels = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
     return {
         "jit": build(network, weights),

@@ -21,7 +21,7 @@ def mlp(params: Variables, stats: Variables, x: Tensor) -> Tensor:
 
 
 def batch_norm(x: Tensor, gamma: tf.Variable, beta: tf.Variable, stats: Variables) -> Tensor:
-    """Normalize over the batch, and move the mean and the variance."""
+    """Normalizes over the batch, and updates the moving mean and variance."""
     x, *batch = tf.compat.v1.nn.fused_batch_norm(x, gamma, beta, epsilon=s.NORM_EPSILON)
     for moving, new in zip(stats, batch, strict=True):
         moving.assign_sub((moving - new) * (1 - s.NORM_MOMENTUM))
@@ -39,13 +39,13 @@ def convnet(params: Variables, stats: Variables, x: Tensor) -> Tensor:
 
 
 def layer_norm(x: Tensor, gamma: tf.Variable, beta: tf.Variable) -> Tensor:
-    """Normalize over the last axis."""
+    """Normalizes over the last axis."""
     mean, variance = tf.nn.moments(x, -1, keepdims=True)
     return tf.nn.batch_normalization(x, mean, variance, beta, gamma, s.NORM_EPSILON)
 
 
 def dense(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """A dense layer on the last axis of a sequence, as one flat product of matrices."""
+    """A dense layer on the last axis of a sequence, as one matrix product."""
     length, width = x.shape[1:]
     flat = tf.nn.bias_add(tf.matmul(tf.reshape(x, (-1, width)), kernel), bias)
     return tf.reshape(flat, (-1, length, kernel.shape[-1]))
@@ -68,8 +68,8 @@ NETWORKS = {"convnet": convnet, "transformer": transformer}
 
 
 def split(network: str, weights: s.Weights) -> tuple[Variables, Variables]:
-    """The trained variables and the moving statistics, from the weights of a Keras model."""
-    if network == "transformer":  # one product for the query, the key and the value
+    """Returns the trained variables and the moving statistics, from Keras weights."""
+    if network == "transformer":  # one product computes query, key and value
         g_1, b_1, *qkv, out, out_bias = weights[:10]
         kernel = np.concatenate([w.reshape(len(w), -1) for w in qkv[::2]], axis=1)
         bias = np.concatenate([b.reshape(-1) for b in qkv[1::2]])
@@ -82,7 +82,7 @@ def split(network: str, weights: s.Weights) -> tuple[Variables, Variables]:
 
 
 def adam(params: Variables) -> Callable[[Sequence[Tensor]], None]:
-    """What applies gradients, by the fused operation, with moments of its own."""
+    """Returns a function that applies gradients by the fused Adam, with its own moments."""
     first, second = ([tf.Variable(tf.zeros_like(p)) for p in params] for _ in range(2))
     count = tf.Variable(tf.constant(0.0))
 
@@ -107,7 +107,7 @@ def adam(params: Variables) -> Callable[[Sequence[Tensor]], None]:
 
 
 def build(network: str, weights: s.Weights, jit_compile: bool) -> s.Step:
-    """The step of a network that starts from the weights of its Keras model."""
+    """Returns the step of a network, which starts from the weights of its Keras model."""
     params, stats = split(network, weights)
     apply = adam(params)
     error_sum, error_count = (tf.Variable(tf.constant(0.0)) for _ in range(2))
@@ -125,7 +125,7 @@ def build(network: str, weights: s.Weights, jit_compile: bool) -> s.Step:
     concrete = None
 
     def step(x: np.ndarray, y: np.ndarray) -> Tensor:
-        # Every batch has the same shape: the concrete function spares looking for its trace.
+        # Every batch has the same shape: the concrete function avoids the lookup of a trace.
         nonlocal concrete
         if concrete is None:
             concrete = function.get_concrete_function(tf.constant(x), tf.constant(y))
@@ -135,7 +135,7 @@ def build(network: str, weights: s.Weights, jit_compile: bool) -> s.Step:
 
 
 def variants(network: str, weights: s.Weights) -> dict[str, s.Step]:
-    """The hand-written steps to measure, by name."""
+    """Returns the hand-written steps to measure, by name."""
     return {
         "tf.function": build(network, weights, jit_compile=False),
         "XLA": build(network, weights, jit_compile=True),

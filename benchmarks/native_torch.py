@@ -11,14 +11,14 @@ from benchmarks import settings as s
 
 
 def load(module: nn.Module, *weights: np.ndarray) -> None:
-    """Fill the parameters and the statistics of a module, in their order."""
+    """Sets the parameters and the statistics of a module, in their order."""
     state = [tensor for tensor in module.state_dict().values() if tensor.ndim]
     for tensor, weight in zip(state, weights, strict=True):
         tensor.copy_(torch.from_numpy(weight))
 
 
 def linear(kernel: np.ndarray, bias: np.ndarray) -> nn.Linear:
-    """A dense layer with the weights of Keras's, whose kernel is transposed."""
+    """Returns a dense layer with Keras's weights; Keras's kernel is transposed."""
     layer = nn.Linear(*kernel.shape)
     load(layer, kernel.T, bias)
     return layer
@@ -52,7 +52,7 @@ class Convnet(nn.Module):
         return nn.Sequential(convolution, norm, nn.ReLU(inplace=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        # The image has one channel, so putting the channel first moves no data.
+        # With one channel, moving it to the front copies no data.
         x = functional.max_pool2d(self.first(x.permute(0, 3, 1, 2)), 2)
         x = self.second(x).mean((2, 3))
         return self.last(functional.dropout(x, s.DROPOUT))
@@ -64,7 +64,7 @@ class Transformer(nn.Module):
     def __init__(self, weights: s.Weights) -> None:
         super().__init__()
         qkv, (out, out_bias) = weights[2:8], weights[8:10]
-        # One product gives the query, the key and the value.
+        # One product computes query, key and value.
         kernel = np.concatenate([w.reshape(len(w), -1) for w in qkv[::2]], axis=1)
         bias = np.concatenate([b.reshape(-1) for b in qkv[1::2]])
         self.norm_1 = self.normalization(weights[:2])
@@ -95,14 +95,14 @@ NETWORKS = {"convnet": Convnet, "transformer": Transformer}
 
 
 def build(network: str, weights: s.Weights, compiled: bool) -> s.Step:
-    """The step of a network that starts from the weights of its Keras model."""
+    """Returns the step of a network, which starts from the weights of its Keras model."""
     return step_of(NETWORKS.get(network, mlp)(weights), compiled)
 
 
 def step_of(
     module: nn.Module, compiled: bool, adam_of: type[torch.optim.Adam] = torch.optim.Adam
 ) -> s.Step:
-    """The step of a module, on batches of any size unless it is compiled."""
+    """Returns the step of a module; it accepts batches of any size unless it is compiled."""
     module.train()
     betas = s.BETA_1, s.BETA_2
     parameters = list(module.parameters())
@@ -128,7 +128,7 @@ def step_of(
 
 
 def variants(network: str, weights: s.Weights, inductor: bool = True) -> dict[str, s.Step]:
-    """The hand-written steps to measure, by name."""
+    """Returns the hand-written steps to measure, by name."""
     steps = {"eager": build(network, weights, compiled=False)}
     if inductor:
         steps["torch.compile"] = build(network, weights, compiled=True)

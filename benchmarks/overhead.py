@@ -1,13 +1,13 @@
-"""What a call of ours costs above the bare call of the engine, in microseconds.
+"""Call overhead: our call minus the bare call of the engine, in microseconds.
 
 `python -m benchmarks.overhead [--engine jax|tensorflow|torch] [--quick]`
 
 For a `trainstep.function` over 10, 100 and 1000 variables, and for the `train_on_batch` of a
 `trainstep.Trainer`. The arguments are tensors of the engine, and each result is read.
 
-What it costs to compare the values around a step with those of its trace is among them. Then, as
-ratios, how much longer tracing takes because of all that is watched, and, on each network, what a
-Trainer costs that skips bad batches.
+One line is the comparison of captured values. Two more results are ratios: the time of tracing with
+and without finding captured values, and, on each network, the time of a Trainer with and without
+skipping non-finite batches.
 """
 
 import statistics
@@ -24,7 +24,7 @@ LARGE = "MLP 64 x 31 layers"
 
 
 def run_here(engine: str, quick: bool) -> None:
-    """Measure one engine in this process and print its tables."""
+    """Measures one engine in this process and prints its tables."""
     plan = timing.QUICK if quick else timing.FULL
     above = partial(microseconds_above, plan=plan)
     by_count = {n: above(*adders_of(n)) for n in COUNTS}
@@ -45,11 +45,11 @@ def run_here(engine: str, quick: bool) -> None:
     table.console().print(table.Table(headers, list(skipping(plan))).rich(title))
 
 
-# Keras chooses its engine when it is imported, so no sooner than in these.
+# Keras chooses its engine when it is imported, so only these functions import it.
 
 
 def adders_of(n: int) -> tuple[timing.Call, timing.Call]:
-    """Our call and the bare one that add to `n` variables."""
+    """Returns our call and the bare call, which add to `n` variables."""
     import keras
 
     from benchmarks import adders
@@ -59,7 +59,7 @@ def adders_of(n: int) -> tuple[timing.Call, timing.Call]:
 
 
 def train_on_batch() -> tuple[timing.Call, timing.Call]:
-    """The call of a Trainer and the bare one that train the smallest network."""
+    """Returns the call of a Trainer and the bare call, which train the smallest network."""
     import keras
 
     from benchmarks import bare, steps
@@ -72,7 +72,7 @@ def train_on_batch() -> tuple[timing.Call, timing.Call]:
 
 
 def ten_numbers() -> tuple[timing.Call, timing.Call]:
-    """A step that takes ten numbers from around it, and the same with nobody looking at them."""
+    """Returns a step with ten captured values, compared at each call, and one that ignores them."""
     import keras
 
     from benchmarks import around
@@ -82,7 +82,7 @@ def ten_numbers() -> tuple[timing.Call, timing.Call]:
 
 
 def tracing(quick: bool) -> float:
-    """How much longer a trace takes because of all that is watched; the median of several."""
+    """Returns the time of a trace with captured values, divided by one without; a median."""
     from benchmarks import around
     from benchmarks.models import CASES
 
@@ -95,7 +95,7 @@ def tracing(quick: bool) -> float:
 
 
 def skipping(plan: timing.Plan) -> Iterator[list[str]]:
-    """For each network, the time of a Trainer that skips bad batches by that of a plain one."""
+    """Returns, per network, the time of a Trainer that skips, divided by a plain one."""
     import keras
 
     from benchmarks import steps
@@ -111,12 +111,12 @@ def skipping(plan: timing.Plan) -> Iterator[list[str]]:
 
 
 def ratio(ours: list[float], other: list[float]) -> str:
-    """The median, over the rounds, of one time by the other."""
+    """Returns the median, over the rounds, of one time divided by the other."""
     return f"{statistics.median(a / b for a, b in zip(ours, other, strict=True)):.2f}"
 
 
 def microseconds_above(ours: timing.Call, bare: timing.Call, plan: timing.Plan) -> float:
-    """The median, over the rounds, of the time of our call less that of the bare one."""
+    """Returns the median, over the rounds, of our time minus the bare time."""
     times = timing.measure({"ours": ours, "bare": bare}, read_loss, plan)
     pairs = zip(times["ours"].each, times["bare"].each, strict=True)
     return statistics.median(ours - bare for ours, bare in pairs) * 1e6

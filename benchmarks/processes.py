@@ -1,7 +1,7 @@
 """A benchmark measured by several processes, one after the other.
 
-How memory lies in a process moves the small networks by some percent, so one process is a sample
-of one. Imports no engine.
+The memory layout of a process changes the times of small networks by a few percent, so one process
+is a sample of one. Imports no engine.
 """
 
 import argparse
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Let the command line say how many processes there are to be."""
+    """Adds the option for the number of processes to the command line."""
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="medians of so many")
     parser.add_argument("--keep", type=Path, help=argparse.SUPPRESS)  # a result, for the parent
 
@@ -28,7 +28,7 @@ def measured(
     measure: Callable[[], R],
     merge: Callable[[Sequence[R]], R],
 ) -> R | None:
-    """What this process measures, or what others have; None if that is for the parent."""
+    """Returns the results of this process, or of several; None if the parent reads them."""
     if options.processes > 1:
         return merge(_of_others(benchmark, options))
     result = measure()

@@ -19,7 +19,7 @@ HEADERS = (
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """The ratios of one engine."""
+    """Returns the tables of one engine."""
     return [
         Table(
             [header.format(contender) for header in HEADERS],
@@ -30,7 +30,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def cells(row: Row) -> list[str]:
-    """The texts of one row, under the headers."""
+    """Returns the texts of one row, in the order of the headers."""
     return [
         row.network,
         f"{row.each.to_native:.2f}",
@@ -44,5 +44,5 @@ def cells(row: Row) -> list[str]:
 
 
 def both(each: str, end: str) -> str:
-    """The winner of each way of reading the loss, once if it is the same."""
+    """Returns the winner of each way of reading the loss, once if they are the same."""
     return each if each == end else f"{each}; {end}"

@@ -1,9 +1,9 @@
-"""`Session.make_callable` and `Session.run` by the `trainstep.function` that does the same.
+"""`Session.make_callable` and `Session.run`, divided by an equivalent `trainstep.function`.
 
 `python -m benchmarks.session [--engine jax|tensorflow|torch] [--quick]`
 
-The same update, of the same weights by the same optimizer, fed with NumPy batches; the loss is read
-at every step. A callable returns it as NumPy, so the reading is part of it.
+All apply the same update to the same weights with the same optimizer, on NumPy batches, and read
+the loss at every step. A callable returns the loss as NumPy, so its time includes the reading.
 """
 
 import statistics
@@ -15,7 +15,7 @@ from benchmarks.settings import LEARNING_RATE
 
 
 def run_here(engine: str, quick: bool) -> None:
-    """Measure one engine in this process and print its table."""
+    """Measures one engine in this process and prints its table."""
     plan = timing.QUICK if quick else timing.FULL
     lines = list(networks(plan))
     title = f"{ENGINES[engine]}: by the function that does the same, on this machine"
@@ -24,7 +24,7 @@ def run_here(engine: str, quick: bool) -> None:
 
 
 def networks(plan: timing.Plan) -> Iterator[list[str]]:
-    """A line for each network."""
+    """Returns a line for each network."""
     from benchmarks.models import CASES
 
     for case in CASES.values():
@@ -38,7 +38,7 @@ def networks(plan: timing.Plan) -> Iterator[list[str]]:
 
 
 def calls_of(case: object) -> dict[str, timing.Call]:
-    """The three ways to train a network."""
+    """Returns the three contenders that train a network."""
     import keras
 
     import trainstep as ts

@@ -1,4 +1,4 @@
-"""Hand-written JAX steps for sizes that vary: padded to a power of two, and masked."""
+"""Hand-written JAX steps for dynamic sizes: padded to a power of two, and masked."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ def lengths(state: State, x: Array, y: Array, size: Array) -> tuple[Array, State
 
     def predict(params: Arrays) -> Array:
         table, kernel, bias, last, last_bias = params
-        vectors = jnp.where(real, table[x], 0)  # as beyond the end of an array
+        vectors = jnp.where(real, table[x], 0)  # as past the end of an array
         order = ("NWC", "WIO", "NWC")
         mixed = jax.lax.conv_general_dilated(vectors, kernel, (1,), "SAME", dimension_numbers=order)
         found = jnp.where(real, jax.nn.relu(mixed + bias), 0)
@@ -34,7 +34,7 @@ def lengths(state: State, x: Array, y: Array, size: Array) -> tuple[Array, State
 
 
 def step(state: State, predict: object, y: Array, real: Array) -> tuple[Array, State]:
-    """The loss over the rows that are real, and the state after it."""
+    """Returns the loss over the true rows, and the new state."""
     count = real.sum()
 
     def mean(values: Array) -> Array:
@@ -49,7 +49,7 @@ def step(state: State, predict: object, y: Array, real: Array) -> tuple[Array, S
 
 
 def padded(x: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """The array with zeros at its end along an axis."""
+    """Returns the array with zeros at its end along an axis."""
     shape = list(x.shape)
     shape[axis] = size
     longer = np.zeros(shape, x.dtype)
@@ -58,7 +58,7 @@ def padded(x: np.ndarray, axis: int, size: int) -> np.ndarray:
 
 
 def build(stream: str, weights: s.Weights) -> Contender:
-    """The step of a stream."""
+    """Returns the step of a stream."""
     steps, axis = (rows, 0) if stream == "rows" else (lengths, 1)
     state, traces, real, computed = start(stream, weights), 0, 0, 0
 

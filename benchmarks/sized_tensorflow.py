@@ -1,4 +1,4 @@
-"""Hand-written TensorFlow steps for sizes that vary: a `tf.function` that leaves them open."""
+"""Hand-written TensorFlow steps for dynamic sizes: a `tf.function` with unknown dimensions."""
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,7 @@ def convolution(params: Variables, x: Tensor) -> Tensor:
 
 
 def build(stream: str, weights: s.Weights) -> Contender:
-    """The step of a stream."""
+    """Returns the step of a stream."""
     params, _ = split(stream, weights)
     apply = adam(params)
     error_sum, error_count = (tf.Variable(tf.constant(0.0)) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Hand-written torch steps for sizes that vary: eager, so they may."""
+"""Hand-written torch steps for dynamic sizes: eager, so any size works."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from benchmarks.streams import Contender
 
 
 class Adam(torch.optim.Adam):
-    """Adds epsilon where Keras does, before the correction of the bias, so that losses agree."""
+    """Adam that adds epsilon before the bias correction, as Keras does, so that losses agree."""
 
     steps = 0
 
@@ -39,6 +39,6 @@ class Convolution(nn.Module):
 
 
 def build(stream: str, weights: s.Weights) -> Contender:
-    """The step of a stream; it has no program, and pads nothing."""
+    """Returns the step of a stream; it has no program and no padding."""
     module = mlp(weights) if stream == "rows" else Convolution(weights)
     return Contender(step_of(module, False, Adam), lambda: 0, lambda: 0.0)

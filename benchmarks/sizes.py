@@ -1,21 +1,21 @@
-"""Train on batches whose size varies: ours, a loop written by hand for that, and Keras.
+"""Trains on batches of dynamic sizes: ours, a loop written by hand for them, and Keras.
 
 `python -m benchmarks.sizes [--engine jax|tensorflow|torch] [--quick]`
 
-The streams of batches are told of in `benchmarks.streams`. Every contender trains on the same
-batches in a process of its own, without a cache of programs on disk; all reading the loss at every
-step, and all in seconds that count compilation. By hand is what suits the engine: on JAX a jitted
-step with a mask, its batches padded to a power of two; on TensorFlow a `tf.function` of open sizes;
-on torch an eager loop. Keras gets only the first of the batches, as it may compile for each size.
+`benchmarks.streams` describes the streams of batches. Every contender trains on the same batches in
+a process of its own, without the disk cache, and reads the loss at every step; all times include
+compilation. The loop by hand suits the engine: on JAX a jitted step with a mask, its batches padded
+to a power of two; on TensorFlow a `tf.function` with unknown dimensions; on torch an eager loop.
+Keras gets only the first batches, because it may compile for each size.
 
-"worst step" is the longest one after the first 10. "loss off by" is the largest difference in loss
-from the loop by hand, relative to it, as a check that no contender does something easier. Training
-makes rounding grow: over 1,000 steps, a change of the last bit of the first weights moves losses by
-up to a few per cent, where batches are of a few rows. Keras's Adam on TensorFlow treats a token
-that comes several times in a batch differently, so there it is further off on "lengths".
+"worst step" is the longest step after the first 10. "loss off by" is the largest relative
+difference in loss from the loop by hand, to check that all contenders do the same work. Training
+amplifies rounding: over 1,000 steps, a change of the last bit of the first weights changes losses
+by up to a few percent, if batches have only a few rows. Keras's Adam on TensorFlow treats a token
+that occurs several times in a batch differently, so its losses differ more on "lengths".
 
-On JAX there is a last table: the step with a mask, in a bucket of 32 rows, against the step
-without one, which takes only 32.
+On JAX there is one more table: the step with a mask, in a bucket of 32 rows, against the step
+without a mask, which accepts 32 rows only.
 """
 
 import json
@@ -36,7 +36,7 @@ PART = 20  # rows in the bucket of 32
 
 
 def run_here(engine: str, quick: bool) -> None:
-    """Measure one engine and print its tables."""
+    """Measures one engine and prints its tables."""
     os.environ.update(NO_CACHE)
     name, console = ENGINES[engine], table.console()
     for stream in STREAMS:
@@ -48,7 +48,7 @@ def run_here(engine: str, quick: bool) -> None:
 
 
 def run(engine: str, stream: str, contender: str, quick: bool) -> Run:
-    """Train one contender on one stream in a new process."""
+    """Trains one contender on one stream in a new process."""
     command = [sys.executable, "-m", "benchmarks.streams", engine, stream, contender]
     done = subprocess.run(
         [*command, *["--quick"] * quick], check=True, stdout=subprocess.PIPE, text=True
@@ -57,7 +57,7 @@ def run(engine: str, stream: str, contender: str, quick: bool) -> Run:
 
 
 def compared(runs: Mapping[str, Run], count: int, first: int) -> table.Table:
-    """The contenders on one stream; `first` is the number of batches that all of them have."""
+    """Returns the contenders on one stream; `first` is the number of batches that all train on."""
     headers = [
         "contender",
         f"first {first}, s",
@@ -95,13 +95,13 @@ def compared(runs: Mapping[str, Run], count: int, first: int) -> table.Table:
 
 
 def differences(run: Run, reference: Run) -> list[float]:
-    """The relative differences between the losses of two runs, at each step that both have."""
+    """Returns the relative differences between the losses of two runs, at their common steps."""
     pairs = zip(run.losses, reference.losses, strict=False)
     return [abs(loss - right) / abs(right) for loss, right in pairs]
 
 
 def masked(plan: timing.Plan) -> table.Table:
-    """What a mask costs in a step of the same size, on JAX."""
+    """Returns the cost of a mask in a step of the same size, on JAX."""
     # Keras chooses its engine when it is imported.
     import trainstep as ts
     from benchmarks import steps
@@ -117,7 +117,7 @@ def masked(plan: timing.Plan) -> table.Table:
             "part": partial(steps.trainer(case, shapes=bucket).train_on_batch, x[:PART], y[:PART]),
         }
         for call in calls.values():
-            read_loss(call())  # compiles, which is no load of others
+            read_loss(call())  # compiles outside of the measurement of other load
         watch = load.Watch()
         times = timing.measure(calls, read_loss, plan)
         exact, full, part = (statistics.median(times[name].each) for name in calls)

@@ -1,6 +1,6 @@
-"""The steps through Keras: ours, that of our Trainer, and Keras's own `train_on_batch`.
+"""The steps on Keras models: ours, that of our Trainer, and Keras's own `train_on_batch`.
 
-All do the work of the native ones. The last two also keep a running mean of the loss.
+All do the work of the hand-written ones. The last two also compute a running mean of the loss.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from benchmarks.settings import LEARNING_RATE, Step
 
 
 def recipe() -> dict[str, Any]:
-    """What the models are trained with, as `compile` and our Trainer take it."""
+    """Returns optimizer, loss and metrics, as arguments of `compile` and of our Trainer."""
     return {
         "optimizer": keras.optimizers.Adam(LEARNING_RATE),
         "loss": keras.losses.MeanSquaredError(),
@@ -23,7 +23,7 @@ def recipe() -> dict[str, Any]:
 
 
 def modes(inductor: bool = True) -> list[str]:
-    """Our modes that differ on this engine; torch's inductor is slow to build."""
+    """Returns our modes that differ on this engine; torch's inductor compiles slowly."""
     engine = keras.backend.backend()
     if engine == "jax":
         return ["auto"]
@@ -31,9 +31,9 @@ def modes(inductor: bool = True) -> list[str]:
 
 
 def ours(case: Case, optimize: str, *, tells_epoch: bool = False) -> Step:
-    """The step written with this library, in one of its modes.
+    """Returns the step written with trainstep, in one of its modes.
 
-    It gives the loss, or what an epoch has to tell: the mean of the loss, and that of the metric.
+    The step returns the loss, or the logs of an epoch: the means of the loss and of the metric.
     """
     model = case.model()
     optimizer, loss, (metric,) = recipe().values()
@@ -57,19 +57,19 @@ def ours(case: Case, optimize: str, *, tells_epoch: bool = False) -> Step:
 
 
 def trainer(case: Case, **how: Any) -> ts.Trainer:
-    """Our Trainer, in one of its modes."""
+    """Returns our Trainer, in one of its modes."""
     return ts.Trainer(case.model(), **recipe(), **how)
 
 
 def keras_model(case: Case) -> keras.Model:
-    """A model to train with Keras's own methods, with its default settings."""
+    """Returns a compiled Keras model with default settings."""
     model = case.model()
     model.compile(**recipe())
     return model
 
 
 def train_on_batch(case: Case) -> Step:
-    """Keras's own step. It reads the loss at every step by itself."""
+    """Returns Keras's own step, which reads the loss at every step."""
     model = keras_model(case)
 
     def step(x: np.ndarray, y: np.ndarray) -> object:

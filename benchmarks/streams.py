@@ -1,13 +1,13 @@
-"""Streams of batches whose size varies, and what trains on them; for `benchmarks.sizes`.
+"""Streams of batches of dynamic sizes, and their contenders; for `benchmarks.sizes`.
 
 `python -m benchmarks.streams ENGINE STREAM CONTENDER [--quick]` trains one contender on one stream
-in a process of its own and prints what came of it, as a line of JSON.
+in a process of its own and prints the result as a line of JSON.
 
-- "rows": batches of 1 to 256 rows, all as likely, through the MLP 784-128-10.
-- "lengths": batches of 16 sequences of tokens through a convolution. The sequences of a batch have
-  one length, log-normal over the batches: its median is 100, and it is clipped to 8 to 512.
+- "rows": batches of 1 to 256 rows, uniformly distributed, for the MLP 784-128-10.
+- "lengths": batches of 16 sequences of tokens for a convolution. The sequences of a batch have one
+  length, log-normal over the batches: its median is 100, and it is clipped to 8 to 512.
 
-All batches are made beforehand, from a seed. "ours, foreground" has `background=False`.
+All batches are made in advance, from a seed. "ours, foreground" has `background=False`.
 """
 
 import argparse
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 STREAMS = ("rows", "lengths")
 CONTENDERS = ("by hand", "ours", "ours, foreground", "Keras")
-# How many batches there are, how many of them Keras gets, and of how many sizes they are at most.
+# The number of batches, of those that Keras gets, and the largest number of distinct sizes.
 FULL, QUICK = (1000, 300, 1000), (60, 20, 8)
-SETTLED = 10  # steps that are no stall, however long
+SETTLED = 10  # the first steps, which do not count as stalls
 PIXELS, CLASSES = 784, 10
 TOKENS, WIDTH, SEQUENCES = 200, 16, 16
 
@@ -40,7 +40,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Contender:
-    """A step, and how to tell how many programs it has made and what part of them was padding."""
+    """A step, its number of programs, and its share of padding."""
 
     step: Step
     programs: Callable[[], int]
@@ -49,7 +49,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a contender; all of the steps read their loss."""
+    """The result of a contender; every step read its loss."""
 
     seconds: list[float]  # of each step
     losses: list[float]
@@ -58,13 +58,13 @@ class Run:
     others: float  # the share of the machine that other processes used meanwhile
 
     def stall(self) -> tuple[float, float]:
-        """The longest step after the first few, in seconds and as a multiple of the median."""
+        """Returns the longest step after the first few, in seconds and in medians."""
         settled = self.seconds[SETTLED:]
         return max(settled), max(settled) / statistics.median(settled)
 
 
 def batches(stream: str, count: int, distinct: int) -> Iterator[Batch]:
-    """The batches of a stream, of no more than so many distinct sizes."""
+    """Returns the batches of a stream, of at most so many distinct sizes."""
     random = np.random.default_rng(0)
     if stream == "rows":
         sizes = random.integers(1, 257, distinct)
@@ -81,7 +81,7 @@ def batches(stream: str, count: int, distinct: int) -> Iterator[Batch]:
 
 
 def run(engine: str, stream: str, contender: str, quick: bool) -> Run:
-    """Train one contender on one stream, in this process, whose engine must be chosen."""
+    """Trains one contender on one stream in this process; the engine must have been chosen."""
     count, of_keras, distinct = QUICK if quick else FULL
     made = list(batches(stream, count, distinct))[: of_keras if contender == "Keras" else count]
     trained = contenders(engine, stream)[contender]()
@@ -93,11 +93,11 @@ def run(engine: str, stream: str, contender: str, quick: bool) -> Run:
     return Run(seconds, losses, trained.programs(), trained.padding(), watch.others())
 
 
-# Keras chooses its engine when it is imported, so no sooner than in these.
+# Keras chooses its engine when it is imported, so only these functions import it.
 
 
 def contenders(engine: str, stream: str) -> dict[str, Callable[[], Contender]]:
-    """What makes the contenders, in the order of their names."""
+    """Returns the functions that make the contenders, in the order of their names."""
     import trainstep as ts
 
     native = importlib.import_module(f"benchmarks.sized_{engine}")
@@ -111,7 +111,7 @@ def contenders(engine: str, stream: str) -> dict[str, Callable[[], Contender]]:
 
 
 def model(stream: str) -> "keras.Model":
-    """The model of a stream, with the same initial weights at every call."""
+    """Returns the model of a stream, with the same initial weights at every call."""
     import keras
     from keras import layers
 
@@ -132,18 +132,18 @@ def model(stream: str) -> "keras.Model":
 
 
 def ours(stream: str, shapes: object) -> Contender:
-    """Our Trainer; the length of sequences is declared, the number of rows need not be."""
+    """Returns our Trainer; sequence lengths are declared dynamic, rows are so by default."""
     import trainstep as ts
     from benchmarks.steps import recipe
 
     dynamic = {"x": 1} if stream == "lengths" else None
     trainer = ts.Trainer(model(stream), **recipe(), shapes=shapes, dynamic=dynamic)
-    step = trainer._functions.step("train")  # a Trainer does not tell the numbers of one step
+    step = trainer._functions.step("train")  # a Trainer has no public numbers of one step
     return Contender(trainer.train_on_batch, lambda: step.program_count, lambda: step.padding)
 
 
 def of_keras(stream: str) -> Contender:
-    """Keras's own step, with its default settings. It pads nothing."""
+    """Returns Keras's own step, with default settings and without padding."""
     import keras
 
     from benchmarks.steps import recipe
@@ -164,7 +164,7 @@ def of_keras(stream: str) -> Contender:
         return trained.train_on_batch(x, y)[0]
 
     def programs() -> int:
-        if keras.backend.backend() == "torch":  # eager, so what was counted are steps
+        if keras.backend.backend() == "torch":  # eager: the count is of steps, not of programs
             return 0
         return max(traces, len(shapes)) if trained.jit_compile else traces  # XLA: one per shape
 

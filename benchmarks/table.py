@@ -1,4 +1,4 @@
-"""Write texts as a Rich table and as a Markdown table. Imports no engine."""
+"""Writes texts as a Rich table and as a Markdown table. Imports no engine."""
 
 import sys
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from rich.table import Table as RichTable
 
 @dataclass(frozen=True)
 class Table:
-    """Headers, and lines of as many texts; where all of a column are numbers, they stand right.
+    """Headers, and lines of as many texts; columns of numbers are aligned right.
 
-    A dash is a number that there is not.
+    A dash stands for a missing number.
     """
 
     headers: Sequence[str]
     lines: Sequence[Sequence[str]]
 
     def numeric(self) -> list[bool]:
-        """Whether a column has only numbers, for each."""
+        """Returns, for each column, whether it has only numbers."""
         columns = zip(*self.lines, strict=True)
         return [all(map(is_number, column)) for column in columns]
 
     def rich(self, title: str) -> RichTable:
-        """For the terminal."""
+        """Returns the table for a terminal."""
         table = RichTable(title=title)
         for header, numeric in zip(self.headers, self.numeric(), strict=True):
             table.add_column(header, justify="right" if numeric else "left")
@@ -33,17 +33,17 @@ class Table:
         return table
 
     def markdown(self) -> str:
-        """For a file."""
+        """Returns the table for a file."""
         rules = ["---:" if numeric else "---" for numeric in self.numeric()]
         lines = [self.headers, rules, *self.lines]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number, or stands in for one."""
+    """Whether a text is a number, or a dash for one."""
     return text == "-" or text.lstrip("-")[:1].isdigit()
 
 
 def console() -> Console:
-    """Where tables are printed: as wide as the terminal, or as a table needs in a file."""
+    """Returns the console for tables: as wide as the terminal, or in a file as the table."""
     return Console(width=None if sys.stdout.isatty() else 140)

@@ -1,8 +1,8 @@
-"""Time several callables side by side on a noisy machine.
+"""Times several callables side by side on a noisy machine.
 
-The callables are run in turn, in short blocks, for many rounds: what disturbs the machine for a
-while disturbs all of them, and the medians over the rounds set a short disturbance aside. They do
-not make up for a machine that is busy throughout; see `benchmarks.load`.
+The callables run in turn, in short blocks, for many rounds: a disturbance of the machine affects
+all of them, and the medians over the rounds remove short disturbances. They do not correct for a
+machine that is busy throughout; see `benchmarks.load`.
 """
 
 import statistics
@@ -19,8 +19,8 @@ Read = Callable[[Any], object]
 class Plan:
     """How long to measure: warm-up calls, rounds, and the seconds that one block should last.
 
-    Calls that are long by themselves have fewer rounds, one call in each: so many at least, and
-    more where so many seconds are not over yet.
+    Long calls have fewer rounds, of one call each: at least `long_rounds`, and more until
+    `long_seconds` have passed.
     """
 
     warmup: int
@@ -43,7 +43,7 @@ class Times:
 
 
 def measure(calls: Mapping[str, Call], read: Read, plan: Plan) -> dict[str, Times]:
-    """Time every callable, interleaved; `read` waits for a result and brings it to the host."""
+    """Times every callable, interleaved; `read` waits for a result and copies it to the host."""
     lengths = {name: block_length(call, read, plan) for name, call in calls.items()}
     times = {name: Times([], []) for name in calls}
     for names in turns(calls, plan.rounds):
@@ -55,7 +55,7 @@ def measure(calls: Mapping[str, Call], read: Read, plan: Plan) -> dict[str, Time
 
 
 def medians_of_long(calls: Mapping[str, Call], plan: Plan) -> dict[str, float]:
-    """Time callables that are long and wait for their results, interleaved: seconds per call."""
+    """Times long callables that wait for their results, interleaved; returns seconds per call."""
     start = time.perf_counter()
     for call in calls.values():
         call()
@@ -68,7 +68,7 @@ def medians_of_long(calls: Mapping[str, Call], plan: Plan) -> dict[str, float]:
 
 
 def turns(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
-    """The order of each round, such that none always follows the same one."""
+    """Returns the order of each round, so that none always follows the same one."""
     order = list(names)
     for _ in range(rounds):
         order.append(order.pop(0))
@@ -76,7 +76,7 @@ def turns(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
 
 
 def block_length(call: Call, read: Read, plan: Plan) -> int:
-    """Warm a callable up; give the number of its calls that fill one block."""
+    """Warms a callable up; returns the number of its calls that fill one block."""
     for _ in range(plan.warmup):
         read(call())
     seconds = statistics.median(time_each(call, read, 1) for _ in range(5))
@@ -84,7 +84,7 @@ def block_length(call: Call, read: Read, plan: Plan) -> int:
 
 
 def time_each(call: Call, read: Read, length: int) -> float:
-    """Seconds per call when each result is read at once."""
+    """Returns the seconds per call when each result is read at once."""
     start = time.perf_counter()
     for _ in range(length):
         read(call())
@@ -92,7 +92,7 @@ def time_each(call: Call, read: Read, length: int) -> float:
 
 
 def time_end(call: Call, read: Read, length: int) -> float:
-    """Seconds per call when only the last result is read."""
+    """Returns the seconds per call when only the last result is read."""
     start = time.perf_counter()
     for _ in range(length - 1):
         call()

@@ -1,8 +1,8 @@
-"""An ordinary Keras script, made fast by one line, with the same results.
+"""An ordinary Keras script, accelerated by one line, with the same results.
 
 The script runs twice from one seed: as Keras runs it, and after `ts.accelerate(model)`. The weights
-and the losses agree to float rounding. To accelerate every model of a script without even that
-line: `trainstep run script.py`.
+and the losses agree to float rounding. `trainstep run script.py` accelerates every model of a
+script without that line.
 """
 
 import time
@@ -20,14 +20,14 @@ EPOCHS, BATCH = 4, 32
 
 @dataclass(frozen=True)
 class Result:
-    """What a run of the script leaves."""
+    """The results of one run of the script."""
 
     weights: list[np.ndarray]
-    losses: list[float]  # of the epochs, the evaluation and the last batch
+    losses: list[float]  # of the epochs, of the evaluation and of the last batch
 
 
 def script(*, accelerated: bool) -> Result:
-    """What one might have lying around."""
+    """Trains and evaluates a model, as an ordinary script does."""
     keras.utils.set_random_seed(0)
     x, y = load_breast_cancer(return_X_y=True)
     x, y = scale(x).astype("float32"), y[:, None].astype("float32")
@@ -47,7 +47,7 @@ def script(*, accelerated: bool) -> Result:
     history = model.fit(x, y, epochs=EPOCHS, batch_size=BATCH, shuffle=False, verbose=0)
     loss, accuracy = model.evaluate(x, y, batch_size=BATCH, verbose=0)
     model.train_on_batch(x[:BATCH], y[:BATCH])
-    started = time.perf_counter()  # all is compiled by now
+    started = time.perf_counter()  # everything is compiled by now
     for start in range(0, len(x) - BATCH, BATCH):
         last, _ = model.train_on_batch(x[start : start + BATCH], y[start : start + BATCH])
     took = 1e3 * (time.perf_counter() - started) / (len(x) // BATCH)

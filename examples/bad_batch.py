@@ -1,8 +1,8 @@
 """Finds the batch that turns the loss into NaN, and the layer where that begins.
 
-One sample is corrupt. `trainer.run` computes the loss and the norm of the gradient of a batch and
-changes nothing, so a batch can be tried before it is trained on. `trainer.inspect` goes through it
-layer by layer, and names the first place where a number is not finite.
+One sample is corrupt. `trainer.run` computes the loss and the gradient norm of a batch and changes
+nothing, so a batch can be checked before the model trains on it. `trainer.inspect` reports on the
+batch layer by layer, and names the first place where a number is not finite.
 """
 
 from typing import Any
@@ -17,14 +17,14 @@ BATCH, BATCHES, BAD_ROW = 32, 20, 333
 
 
 class Log(layers.Layer):
-    """Amounts are easier to learn from by their logarithm; it has none for a negative one."""
+    """The logarithm of an amount, which is easier to learn from; NaN for a negative amount."""
 
     def call(self, x: Any) -> Any:
         return ops.log(x)
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:
-    """Positive amounts and the logarithm of their product; one has a wrong sign."""
+    """Returns amounts, one of them with a wrong sign, and the logarithm of their product."""
     numbers = np.random.default_rng(0)
     x = numbers.lognormal(size=(BATCH * BATCHES, 4)).astype("float32")
     y = np.log(x).sum(axis=-1, keepdims=True)
@@ -33,7 +33,7 @@ def load() -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> tuple[ts.Trainer, ts.Inspection, list[int]]:
-    """Returns the trainer, what the inspection found, and the numbers of the batches left out."""
+    """Returns the trainer, the inspection, and the numbers of the batches that were left out."""
     keras.utils.set_random_seed(0)
     x, y = load()
     model = keras.Sequential(

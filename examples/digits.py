@@ -1,8 +1,8 @@
-"""Trains a classifier on scikit-learn's digits, with everything that one expects of a `fit`.
+"""Trains a classifier on scikit-learn's digits with `Trainer.fit`.
 
-A progress bar, validation, a Keras callback that stops early, the accuracy on digits that were
-never seen, and the ledger: every trace that was made, and why. `make demo` runs this on JAX; set
-KERAS_BACKEND to tensorflow or torch for the same text on another engine.
+It shows a progress bar, validation, early stopping by a Keras callback, the accuracy on unseen
+digits, and the ledger: every trace with its reason. `make demo` runs this on JAX; set KERAS_BACKEND
+to tensorflow or torch to run it on another engine.
 """
 
 import keras
@@ -16,7 +16,7 @@ BATCH = 32
 
 
 def load() -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """Images of 64 pixels in 0 to 1 and their digits: for training, validation and the end."""
+    """Returns images of 64 pixels in 0 to 1 and their digits: to train, to validate, to test."""
     images, digits = load_digits(return_X_y=True)
     x, y = (images / 16).astype("float32"), digits.astype("int32")
     x, x_rest, y, y_rest = train_test_split(x, y, test_size=0.3, random_state=0)
@@ -27,7 +27,7 @@ def load() -> tuple[tuple[np.ndarray, np.ndarray], ...]:
 
 
 def classifier() -> keras.Model:
-    """A layer of 32 units, kept from learning the images by heart."""
+    """Returns a network of one hidden layer, with batch normalization and dropout."""
     return keras.Sequential(
         [
             keras.Input((64,)),
@@ -44,8 +44,8 @@ def main() -> tuple[float, ts.Trainer]:
     """Returns the accuracy on the test set, and the trainer."""
     keras.utils.set_random_seed(0)
     training, validation, test = load()
-    # A shorter last batch has a shape of its own, which costs a trace of its own. It would be one
-    # more line in the ledger; here the few rows that fill no batch stay out.
+    # A shorter last batch would need a second trace, and add a line to the ledger. To keep the
+    # output short, the few rows that do not fill a batch are left out.
     whole = len(training[0]) // BATCH * BATCH
     x, y = training[0][:whole], training[1][:whole]
 

@@ -1,8 +1,8 @@
 """Deep Q-learning in a corridor: an update after every move, each one compiled step.
 
-The learner starts at the left end; walking on from the last cell at the right ends the episode with
-a reward of 1, and every move costs a little. The replay buffer is NumPy, the target network follows
-by `assign`, moves are chosen by a compiled predict. Hundreds of updates, three traces.
+The learner starts at the left end. A move to the right in the last cell ends the episode with a
+reward of 1; every other move costs a little. The replay buffer is in NumPy, `assign` updates the
+target network, and a compiled prediction chooses the moves. Hundreds of updates need three traces.
 """
 
 from collections import deque
@@ -14,14 +14,14 @@ from keras import layers, ops
 
 import trainstep as ts
 
-CELLS, LIMIT = 8, 40  # an episode is given up after so many moves
+CELLS, LIMIT = 8, 40  # an episode ends after LIMIT moves
 EPISODES, BATCH, DISCOUNT, COST = 80, 32, 0.9, 0.05
 STATES = np.eye(CELLS, dtype="float32")
 MOVES = np.eye(2, dtype="float32")  # left, right
 
 
 def move(cell: int, action: int) -> tuple[int, float, bool]:
-    """The corridor: the next cell, the reward, and whether that was the end."""
+    """Returns the next cell, the reward, and whether the episode has ended."""
     if action == 1 and cell == CELLS - 1:
         return cell, 1.0, True
     return min(max(cell + (1 if action else -1), 0), CELLS - 1), -COST, False
@@ -33,7 +33,7 @@ def network(name: str) -> keras.Model:
 
 
 class Learner:
-    """A network that values moves, the target network that follows it, and their steps."""
+    """A network that estimates the value of moves, its target network, and their steps."""
 
     def __init__(self) -> None:
         self.online, self.target = network("online"), network("target")
@@ -51,7 +51,7 @@ class Learner:
 
     @ts.function
     def update(self, states: Any, moves: Any, rewards: Any, later: Any, ended: Any) -> Any:
-        """One step towards what the moves turned out to be worth."""
+        """Trains one step towards the observed value of the moves."""
         worth = rewards + DISCOUNT * (1 - ended) * ops.max(self.target(later), axis=-1)
 
         def loss_of() -> Any:
@@ -67,7 +67,7 @@ class Learner:
 
 
 def greedy_return(learner: Learner) -> float:
-    """The sum of rewards of an episode without exploration."""
+    """Returns the sum of rewards of an episode without exploration."""
     cell, total = 0, 0.0
     for _ in range(LIMIT):
         cell, reward, ended = move(cell, learner.choose(cell))
@@ -78,7 +78,7 @@ def greedy_return(learner: Learner) -> float:
 
 
 def train(learner: Learner, numbers: np.random.Generator) -> int:
-    """Plays and learns; returns how many updates were made."""
+    """Plays and learns; returns the number of updates."""
     memory: deque[tuple[Any, ...]] = deque(maxlen=2000)
     updates = 0
     for episode in range(EPISODES):
@@ -104,7 +104,7 @@ def train(learner: Learner, numbers: np.random.Generator) -> int:
 
 
 def main() -> tuple[float, float, dict[str, int]]:
-    """Returns the greedy return before and after, and how often each step was traced."""
+    """Returns the greedy return before and after training, and the traces of each step."""
     keras.utils.set_random_seed(0)
     learner = Learner()
     before = greedy_return(learner)

@@ -1,8 +1,8 @@
 """A GAN whose two updates are one compiled step, learning a mixture of two Gaussians.
 
-Each update is differentiated by the variables of its own network only. The generator's gradient
-flows through the discriminator and changes nothing there, so no `trainable` flag is turned on and
-off. The updates are plain functions; the `ts.function` that calls both makes one program of them.
+Each update computes gradients by the variables of its own network only. The generator's gradient
+flows through the discriminator without changing it, so no `trainable` flag has to be switched. The
+updates are plain functions; the `ts.function` that calls both compiles them to one program.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ NOISE, BATCH, STEPS = 4, 64, 2000
 
 @dataclass(frozen=True)
 class Gan:
-    """Two networks, and what trains each of them."""
+    """Two networks, and the function that trains each of them."""
 
     generator: keras.Model
     discriminator: keras.Model
@@ -62,7 +62,7 @@ def make() -> Gan:
 
 
 def data(numbers: np.random.Generator, count: int) -> np.ndarray:
-    """Half of the samples lie around -1, half around 2."""
+    """Returns samples, half of them around -1 and half around 2."""
     centres = numbers.choice([-1.0, 2.0], (count, 1))
     return (centres + 0.4 * numbers.standard_normal((count, 1))).astype("float32")
 
@@ -72,7 +72,7 @@ def noise(numbers: np.random.Generator, count: int) -> np.ndarray:
 
 
 def main() -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns samples of the data and of the generator, and how often the step was traced."""
+    """Returns samples of the data and of the generator, and the number of traces of the step."""
     keras.utils.set_random_seed(0)
     numbers = np.random.default_rng(0)
     gan = make()

@@ -1,4 +1,4 @@
-"""A digit classifier as a graph: the update is fetched with the loss, and taken apart at will."""
+"""A digit classifier as a graph: each run fetches the update, the loss and the gradient norm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainstep import graph
 
 
 def main(picture: Path | None = None) -> tuple[float, float]:
-    """Trains, and returns the accuracy and the largest norm that a gradient had."""
+    """Trains; returns the accuracy and the largest gradient norm."""
     images, labels = load_digits(return_X_y=True)
     images, rng = (images / 16).astype("float32"), np.random.default_rng(0)
 

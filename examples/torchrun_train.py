@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 --max-restarts 3 examples/torchrun_train.py [DIRECTORY]
 
-Every process runs this text. When one of them dies, the others end too; torchrun starts all of them
-again, and they go on from the newest checkpoint in the directory. A run that has ended trains no
-more: give each run a directory of its own.
+Every process runs this script. When one of them dies, the others end too; torchrun starts all of
+them again, and they continue from the newest checkpoint in the directory. A finished run does not
+train again: use a new directory for each run.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ BATCH = 32  # of all processes together
 
 
 class Outcome(NamedTuple):
-    """What a run has come to."""
+    """The result of a run."""
 
     accuracy: float
-    state: str  # a hash of weights and slots: of two equal runs, the same
+    state: str  # a hash of weights and slots; equal runs have equal hashes
 
 
 def train(directory: str) -> Outcome:
-    """The part of one process, after `ts.initialize`; the same text as for one alone."""
+    """Trains in one process, after `ts.initialize`; also works without other processes."""
     keras.utils.set_random_seed(0)
     images, digits = load_digits(return_X_y=True)
     x, y = (images / 16).astype("float32"), digits.astype("int32")

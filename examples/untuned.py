@@ -1,6 +1,6 @@
-"""A Keras script as many are: it trains, and costs more than it has to.
+"""A typical Keras script: it trains, and costs more than necessary.
 
-It uses nothing of trainstep. To see where its time goes, on any engine:
+It does not use trainstep. To see where its time goes, on any engine:
 `trainstep doctor examples/untuned.py`
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Softened(keras.layers.Layer):
-    """Divides by a temperature, with some noise."""
+    """Divides by a temperature and adds noise."""
 
     def __init__(self, temperature: float) -> None:
         super().__init__()
