@@ -95,7 +95,7 @@ def tracing(quick: bool) -> float:
 
 
 def skipping(plan: timing.Plan) -> Iterator[list[str]]:
-    """Returns, per network, the time of a Trainer that skips, divided by a plain one."""
+    """Yields, per network, the time of a Trainer that skips, divided by a plain one."""
     import keras
 
     from benchmarks import steps

@@ -24,7 +24,7 @@ def run_here(engine: str, quick: bool) -> None:
 
 
 def networks(plan: timing.Plan) -> Iterator[list[str]]:
-    """Returns a line for each network."""
+    """Yields a line for each network."""
     from benchmarks.models import CASES
 
     for case in CASES.values():

@@ -64,7 +64,7 @@ class Run:
 
 
 def batches(stream: str, count: int, distinct: int) -> Iterator[Batch]:
-    """Returns the batches of a stream, of at most so many distinct sizes."""
+    """Yields the batches of a stream, of at most so many distinct sizes."""
     random = np.random.default_rng(0)
     if stream == "rows":
         sizes = random.integers(1, 257, distinct)

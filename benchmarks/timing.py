@@ -68,7 +68,7 @@ def medians_of_long(calls: Mapping[str, Call], plan: Plan) -> dict[str, float]:
 
 
 def turns(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
-    """Returns the order of each round, so that none always follows the same one."""
+    """Yields the order of each round, so that none always follows the same one."""
     order = list(names)
     for _ in range(rounds):
         order.append(order.pop(0))
