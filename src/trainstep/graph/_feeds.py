@@ -18,8 +18,8 @@ from trainstep.graph._variables import Variable
 _FUNCTION = "Session.run"
 
 
-def named(graph: Graph, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Feeds by tensor."""
+def as_dict(feeds: Any) -> dict[Any, Any]:
+    """Feeds as a dict, from another mapping."""
     if not isinstance(feeds, Mapping):
         raise ArgumentError(
             _FUNCTION,
@@ -28,6 +28,11 @@ def named(graph: Graph, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
             f"a {type(feeds).__name__}",
             "write `feed_dict={x: batch}`",
         )
+    return dict(feeds)
+
+
+def by_tensor(graph: Graph, feeds: dict[Any, Any]) -> dict[Any, Any]:
+    """Feeds by tensor, in the same order; names among the keys are resolved."""
     found = {tensor_of(graph, key): value for key, value in feeds.items()}
     if len(found) < len(feeds):
         raise _twice(graph, list(feeds))
@@ -71,11 +76,18 @@ def tensor_of(graph: Graph, key: Any) -> Any:
 
 
 def by_name(graph: Graph, name: str) -> Any:
-    """What has a name: or else the first result of a layer or an operation of Keras's with it."""
+    """The tensor or operation of a name; None if there is none.
+
+    Names of the graph come first, then names that Keras gave: the first output of such a layer.
+    """
     found = graph.find(name)
     if found is None:
+        found = graph.keras_names.get(name)
+    if found is None:
         made = [n for n in nodes_from(graph.sources) if n.operation.name == plain_name(name)]
-        found = made[0].outputs[0] if made else None
+        if made:
+            # Stored, since a run resolves its names each time, and a layer may be called again.
+            found = graph.keras_names[name] = made[0].outputs[0]
     return found
 
 

@@ -113,6 +113,7 @@ def written(
         raise _writes(function, argument, f"{came} inside")
     new = [node for node in nodes_from(graph.sources) if node not in known]
     inner = {node for node in new if _stays_inside(node, known)}
+    graph.revision += 1
     graph.inside.update(dict.fromkeys([*inner, *done], function))
     nodes, inputs = _bounded(flat, inner)
     _check_gradients(nodes, inputs, function, argument)

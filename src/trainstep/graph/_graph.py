@@ -57,6 +57,8 @@ class Graph:
         self.placed: dict[Any, Block | None] = {}
         # Nodes and operations of a branch or a loop, and which function they were written in.
         self.inside: dict[Any, str] = {}
+        self.revision = 0  # of the two tables above: a session plans anew when it has changed
+        self.keras_names: dict[str, Any] = {}  # tensors found by the name of a Keras layer
         self._names: dict[str, Any] = {}
         self._lock = threading.Lock()
         self.count = 0  # of operations and blocks so far

@@ -223,6 +223,7 @@ def control_dependencies(operations: Any) -> Iterator[None]:
     finally:
         graph.blocks.current = outer
         if block is not outer:
+            graph.revision += 1
             for node in nodes_from(graph.sources):
                 if node.input_tensors and is_new(node, known):
                     graph.placed.setdefault(node, block)

@@ -37,6 +37,7 @@ class Plan:
 
     Attributes:
         fed: Those of them that are needed.
+        placement: Which block each node of the plan was written in, by id.
     """
 
     def __init__(self, graph: Graph, fetches: Sequence[Any], fed: Sequence[Any]) -> None:
@@ -61,6 +62,9 @@ class Plan:
         used |= {id(t) for t in wanted}
         self.fed = [tensor for tensor in fed if id(tensor) in used]
         self._given = given & used
+        # Nodes of a block that is still open get their place at its end: the same fetches may
+        # then be another step.
+        self.placement = tuple(id(graph.placed.get(node)) for node in needed(wanted, given))
         self._late = self._found_late(wanted)
         self._early = self._found_early()
         self.__name__ = f"run({', '.join(map(label, fetches))})"

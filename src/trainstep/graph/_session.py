@@ -1,28 +1,47 @@
-"""`Session`: runs sets of fetches, each compiled once.
+"""`Session`: runs sets of fetches, each planned and compiled once.
 
-fetches and feeds -> plan (found again, or made) -> function of the feeds -> values -> NumPy
+fetches, feed keys -- hit ---> compiled callable -- feed values --> NumPy values
+                   -- miss --> names resolved, Plan, Function --> compiled callable
 """
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+import optree
 from keras import ops
 
 from trainstep._common.errors import ArgumentError
-from trainstep._common.structure import filled, leaves, structure
+from trainstep._common.structure import filled, leaves
 from trainstep._engines import current
 from trainstep._explain.ledger import Events, merged
 from trainstep._function.function import Function
 from trainstep._function.sizes.policy import Shapes, policy
 from trainstep._state.scopes import current_scope
-from trainstep.graph._feeds import check_graph, checks, converter, named, tensor_of
+from trainstep.graph._feeds import as_dict, by_tensor, check_graph, checks, converter, tensor_of
 from trainstep.graph._graph import Graph, get_default_graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._plan import Plan, resolved
+
+# Each plan has one or two entries. Without a limit, a loop that fetches a new expression at every
+# turn would grow the table; an evicted entry costs one more planning, and no compilation.
+_MAX_PREPARED = 1024
+
+
+class _Prepared(NamedTuple):
+    """A planned run.
+
+    Attributes:
+        call: Returns the list of values, from the feed values.
+        kept: The objects whose ids are in the key; alive, none can pass its id to another.
+    """
+
+    call: Callable[[Sequence[Any]], list[Any]]
+    kept: Sequence[Any]
 
 
 class Session:
@@ -55,8 +74,7 @@ class Session:
         self.graph = get_default_graph() if graph is None else graph
         self._shapes = policy(shapes, current())
         self._functions: dict[Any, tuple[Plan, Function[..., Any]]] = {}
-        # By the ids of fetches and feeds, which are kept with it.
-        self._known: dict[Any, tuple[Callable[[Any], list[Any]], list[Any], list[Any]]] = {}
+        self._prepared: dict[tuple[Any, ...], _Prepared] = {}
         self._lock = threading.RLock()
         self._closed = False
 
@@ -73,16 +91,48 @@ class Session:
         Returns:
             NumPy values in the structure of the fetches, None for operations.
         """
-        feeds = {} if feed_dict is None else named(self.graph, feed_dict)
-        flat = leaves(fetches)
-        key = (tuple(map(_identity, flat)), tuple(map(id, feeds)))
-        known = self._known.get(key)
-        if known is None:
-            known = self._call(fetches, list(feeds)), flat, list(feeds)
-            with self._lock:
-                self._known[key] = known
-        values = known[0](tuple(feeds.values()))
-        return filled(fetches, iter(values))
+        if feed_dict is None:
+            feed_dict = {}
+        elif type(feed_dict) is not dict:
+            feed_dict = as_dict(feed_dict)
+        # optree flattens and rebuilds in C, so a repeated run walks nothing in Python. The key has
+        # ids: a list that was mutated has another key, and Keras variables have no usable `==`.
+        flat, treespec = optree.tree_flatten(fetches, none_is_leaf=True)
+        key = (self.graph.revision, treespec, *map(id, flat), *map(id, feed_dict))
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            return self._run_unprepared(fetches, feed_dict, flat, key)
+        return treespec.unflatten(prepared.call(tuple(feed_dict.values())))
+
+    def _run_unprepared(
+        self, fetches: Any, feed_dict: dict[Any, Any], flat: list[Any], key: tuple[Any, ...]
+    ) -> Any:
+        """Runs fetches that the key does not find: new ones, names, or a dataclass of fetches.
+
+        Names are resolved at every run, since a name may get another meaning. optree sees no
+        structure in a dataclass or a subclass of list: as leaves they could change unnoticed.
+        """
+        if self._closed:
+            raise _closed()
+        found = leaves(fetches)
+        resolved_fetches = [resolved(self.graph, each) for each in found]
+        feeds = by_tensor(self.graph, feed_dict)
+        own_key = (key[0], len(found), *map(id, resolved_fetches), *map(id, feeds))
+        prepared = self._prepared.get(own_key)
+        if prepared is None:
+            call = self._call(resolved_fetches, list(feeds))
+            prepared = _Prepared(call, [*flat, *feed_dict, *resolved_fetches, *feeds])
+            self._keep(own_key, prepared)
+        has_names = any(isinstance(each, str) for each in (*flat, *feed_dict))
+        if not has_names and _are_same(flat, found):
+            self._keep(key, prepared._replace(kept=[*flat, *feed_dict, *prepared.kept]))
+        return filled(fetches, iter(prepared.call(tuple(feeds.values()))))
+
+    def _keep(self, key: tuple[Any, ...], prepared: _Prepared) -> None:
+        with self._lock:
+            while len(self._prepared) >= _MAX_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
+            self._prepared[key] = prepared
 
     def make_callable(
         self, fetches: Any, feed_list: Sequence[Any] | None = None
@@ -109,7 +159,9 @@ class Session:
                 "write `[x]` for a single one",
             )
         feeds = [tensor_of(self.graph, each) for each in feed_list or ()]
-        run = self._call(fetches, feeds)
+        flat = leaves(fetches)
+        run = self._call([resolved(self.graph, each) for each in flat], feeds)
+        rebuild = _rebuilder(fetches, flat)
         count = len(feeds)
 
         def call(*values: Any) -> Any:
@@ -121,19 +173,16 @@ class Session:
                     f"{len(values)}",
                     "pass them in the order of `feed_list`",
                 )
-            found = run(values)
-            return found if is_list else filled(fetches, iter(found))
+            return rebuild(run(values))
 
-        is_list = type(fetches) is list and not any(map(structure, fetches))
         return call
 
-    def _call(self, fetches: Any, feeds: list[Any]) -> Callable[[Any], list[Any]]:
-        """What runs a set of fetches, of the values to feed; a list of values."""
+    def _call(self, flat: list[Any], feeds: list[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """Plans and compiles tensors and operations: a function of the feed values."""
         if self._closed:
             raise _closed()
         for tensor in feeds:
             check_graph(self.graph, tensor)
-        flat = [resolved(self.graph, each) for each in leaves(fetches)]
         if not flat:
             return lambda values: []
         plan, function = self._function(flat, feeds)
@@ -143,7 +192,7 @@ class Session:
         left = iter(range(len(plan.tensors)))
         wanted = [None if isinstance(each, Operation) else next(left) for each in flat]
 
-        def call(values: Any) -> list[Any]:
+        def call(values: Sequence[Any]) -> list[Any]:
             if self._closed:
                 raise _closed()
             given = tuple([fit(values[at]) for fit, at in zip(convert, places, strict=True)])
@@ -157,7 +206,7 @@ class Session:
     def _function(self, flat: list[Any], feeds: list[Any]) -> tuple[Plan, Function[..., Any]]:
         with self._lock:
             plan = Plan(self.graph, flat, feeds)
-            key = (tuple(map(id, flat)), tuple(map(id, plan.fed)))
+            key = (tuple(map(id, flat)), tuple(map(id, plan.fed)), plan.placement)
             if key not in self._functions:
                 names = plan.__signature__.parameters
                 axes = {
@@ -189,7 +238,7 @@ class Session:
         with self._lock:
             self._closed = True
             self._functions.clear()
-            self._known.clear()
+            self._prepared.clear()
 
     def __enter__(self) -> Session:
         _local.sessions.append(self)
@@ -261,5 +310,15 @@ def on_host(value: Any) -> Any:
         return value
 
 
-def _identity(fetch: Any) -> Any:
-    return fetch if isinstance(fetch, str) else id(fetch)
+def _rebuilder(fetches: Any, flat: list[Any]) -> Callable[[list[Any]], Any]:
+    """A function that puts values in the structure that fetches have now."""
+    seen, treespec = optree.tree_flatten(fetches, none_is_leaf=True)
+    if _are_same(seen, flat):
+        unflatten: Callable[[list[Any]], Any] = treespec.unflatten
+        return unflatten
+    copy = filled(fetches, iter(flat))  # fetches may be mutated later
+    return lambda values: filled(copy, iter(values))
+
+
+def _are_same(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))

@@ -124,6 +124,7 @@ def while_loop(
     limit = _limit(maximum_iterations)
     turn = _Turn().give((), first, None)
     graph = get_default_graph()
+    graph.revision += 1
     graph.inside.update({node_of(tensor): _FUNCTION for tensor in turn})
     given = tree.pack_sequence_as(loop_vars, turn)
     args = given if isinstance(loop_vars, (list, tuple)) else (given,)
