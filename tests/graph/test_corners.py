@@ -98,7 +98,7 @@ def test_numbers_have_the_dtype_of_the_variable(session: graph.Session, backend:
 def test_numbers_that_would_be_lost_are_refused() -> None:
     count = graph.Variable(0)
 
-    with pytest.raises(ts.ArgumentError, match=r"no array|room"):
+    with pytest.raises(ts.ArgumentError, match="range of int32"):
         graph.constant(2**33)
     with pytest.raises(ts.ArgumentError, match=r"(?s)int32.*cast"):
         count.assign(graph.Variable(7.0) / 2.0)

@@ -58,7 +58,7 @@ def test_a_loop_reads_a_variable_element_by_element() -> None:
         (lambda x, i, j: x[x > 0.0], ["a tensor of bool", "keras.ops.where"]),
         (lambda x, i, j: x[j, 0], ["beside other indices", "x[i][:, 0]"]),
         (lambda x, i, j: x[j, j], ["several tensors", "take_along_axis"]),
-        (lambda x, i, j: x[i, i, i], ["3 for 2 axes", "leave out"]),
+        (lambda x, i, j: x[i, i, i], ["3 keys for 2 axes", "remove"]),
     ],
 )
 def test_keys_that_are_refused(key: Callable[..., Any], parts: list[str]) -> None:

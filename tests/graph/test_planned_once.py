@@ -159,7 +159,7 @@ def test_the_same_fetches_with_other_feeds_are_another_run(session: graph.Sessio
         assert session.run(out, {half: 4.0}) == 5.0
         assert session.run(out, {x: 8.0, half: 4.0}) == 5.0
         assert session.run(out, {half: 4.0, x: 8.0}) == 5.0
-        with pytest.raises(ts.ArgumentError, match="two for the same"):
+        with pytest.raises(ts.ArgumentError, match="two values for one tensor"):
             session.run(out, {"x": 4.0, x: 4.0})
         with pytest.raises(ts.ArgumentError, match="a dict of values"):
             session.run(out, [x])

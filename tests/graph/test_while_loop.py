@@ -183,7 +183,7 @@ def refused(message: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("body", "came"),
+    ("body", "got"),
     [
         (lambda i, v: i, r"\[int32\[\]\]"),
         (lambda i, v: (i, v[:1]), r"float32\[1\]"),
@@ -192,10 +192,10 @@ def refused(message: str) -> Any:
     ],
     ids=["structure", "size", "axes", "dtype"],
 )
-def test_a_body_returns_what_it_takes(body: Any, came: str) -> None:
+def test_a_body_returns_what_it_takes(body: Any, got: str) -> None:
     x = graph.placeholder("float32", [2])
 
-    with refused(rf"`body`.*\[int32\[\], float32\[2\]\].*came:     .*{came}.*keras\.ops\.cast"):
+    with refused(rf"`body`.*\[int32\[\], float32\[2\]\].*(came|got): +.*{got}.*keras\.ops\.cast"):
         graph.while_loop(lambda i, v: i < 3, body, [0, x])
 
 
@@ -222,7 +222,7 @@ def test_a_loop_has_tensors_and_functions() -> None:
 def test_a_loop_updates_and_draws_nothing(session: graph.Session, backend: str) -> None:
     w, drop = graph.Variable(1.0), layers.Dropout(0.5)
 
-    with refused("`body`.*updates nothing"):
+    with refused("`body`.*updates no variable"):
         graph.while_loop(lambda i: i < 3, lambda i: (w.assign(2.0), i + 1)[1], 0)
     with refused("`body`.*random.*before the loop"):
         graph.while_loop(lambda v: v < 3.0, lambda v: v + graph.random_uniform([]), 0.0)

@@ -25,7 +25,7 @@ from trainstep._state.scopes import current_scope
 from trainstep.graph._feeds import as_dict, by_tensor, check_graph, checks, converter, tensor_of
 from trainstep.graph._graph import Graph, get_default_graph
 from trainstep.graph._operations import Operation
-from trainstep.graph._plan import Plan, resolved
+from trainstep.graph._plan import Plan, resolve
 
 # Each plan has one or two entries. Without a limit, a loop that fetches a new expression at every
 # turn would grow the table; an evicted entry costs one more planning, and no compilation.
@@ -48,8 +48,8 @@ class Session:
     """Computes tensors and runs operations of a graph.
 
     Args:
-        graph: The graph; the default one at this moment if it is left out.
-        shapes: What sizes that vary cost, as in `trainstep.function`.
+        graph: The graph; by default, the default graph at the time of this call.
+        shapes: The policy for dynamic sizes, as in `trainstep.function`.
 
     Example:
         >>> import keras
@@ -69,7 +69,7 @@ class Session:
         if not isinstance(graph, (Graph, type(None))):
             raise ArgumentError(
                 "Session", "graph", "a graph.Graph", f"a {type(graph).__name__}",
-                "leave it out for the default graph",
+                "omit it to use the default graph",
             )  # fmt: skip
         self.graph = get_default_graph() if graph is None else graph
         self._shapes = policy(shapes, current())
@@ -79,17 +79,17 @@ class Session:
         self._closed = False
 
     def run(self, fetches: Any, feed_dict: Any = None) -> Any:
-        """Computes what is asked for, and no more.
+        """Computes the fetches, and nothing that they do not need.
 
-        Values are those before the updates of this run. A run without any operation changes
-        nothing but the seeds of random numbers.
+        Tensors have their values from before the updates of this run. A run without operations
+        changes no state except the RNG state.
 
         Args:
             fetches: Tensors, variables, operations or names, in any structure.
-            feed_dict: Values by placeholder, or by any other tensor, which they then replace.
+            feed_dict: Values by placeholder; a value for any other tensor replaces that tensor.
 
         Returns:
-            NumPy values in the structure of the fetches, None for operations.
+            NumPy values in the structure of the fetches; None for operations.
         """
         if feed_dict is None:
             feed_dict = {}
@@ -113,9 +113,9 @@ class Session:
         structure in a dataclass or a subclass of list: as leaves they could change unnoticed.
         """
         if self._closed:
-            raise _closed()
+            raise _closed_error()
         found = leaves(fetches)
-        resolved_fetches = [resolved(self.graph, each) for each in found]
+        resolved_fetches = [resolve(self.graph, each) for each in found]
         feeds = by_tensor(self.graph, feed_dict)
         own_key = (key[0], len(found), *map(id, resolved_fetches), *map(id, feeds))
         prepared = self._prepared.get(own_key)
@@ -137,7 +137,7 @@ class Session:
     def make_callable(
         self, fetches: Any, feed_list: Sequence[Any] | None = None
     ) -> Callable[..., Any]:
-        """A function of the values to feed, for a loop that runs the same fetches many times.
+        """Returns a function of the feed values, for a loop that repeats the same fetches.
 
         Args:
             fetches: As in `run`.
@@ -156,11 +156,11 @@ class Session:
                 "feed_list",
                 "a list of tensors",
                 f"a {type(feed_list).__name__}",
-                "write `[x]` for a single one",
+                "write `[x]` for a single tensor",
             )
         feeds = [tensor_of(self.graph, each) for each in feed_list or ()]
         flat = leaves(fetches)
-        run = self._call([resolved(self.graph, each) for each in flat], feeds)
+        run = self._call([resolve(self.graph, each) for each in flat], feeds)
         rebuild = _rebuilder(fetches, flat)
         count = len(feeds)
 
@@ -170,7 +170,7 @@ class Session:
                     "make_callable",
                     "values",
                     f"{count} values, one for each tensor of `feed_list`",
-                    f"{len(values)}",
+                    f"{len(values)} values",
                     "pass them in the order of `feed_list`",
                 )
             return rebuild(run(values))
@@ -180,7 +180,7 @@ class Session:
     def _call(self, flat: list[Any], feeds: list[Any]) -> Callable[[Sequence[Any]], list[Any]]:
         """Plans and compiles tensors and operations: a function of the feed values."""
         if self._closed:
-            raise _closed()
+            raise _closed_error()
         for tensor in feeds:
             check_graph(self.graph, tensor)
         if not flat:
@@ -194,12 +194,12 @@ class Session:
 
         def call(values: Sequence[Any]) -> list[Any]:
             if self._closed:
-                raise _closed()
+                raise _closed_error()
             given = tuple([fit(values[at]) for fit, at in zip(convert, places, strict=True)])
             found = run(given)
-            if current_scope() is not None:  # inside another step there are no numbers yet
+            if current_scope() is not None:  # inside another step, tensors have no values yet
                 return [None if at is None else found[at] for at in wanted]
-            return [None if at is None else on_host(found[at]) for at in wanted]
+            return [None if at is None else to_numpy(found[at]) for at in wanted]
 
         return call
 
@@ -228,13 +228,13 @@ class Session:
 
     @property
     def ledger(self) -> Events:
-        """Every trace of this session: of which fetches, and why."""
+        """Every trace of this session, with its fetches and its reason."""
         with self._lock:
             made = [function.ledger for _, function in self._functions.values()]
         return merged("Session", made)
 
     def close(self) -> None:
-        """Drops all programs; nothing can be run any more."""
+        """Drops all programs; later runs raise an error."""
         with self._lock:
             self._closed = True
             self._functions.clear()
@@ -266,7 +266,7 @@ _local = _Local()
 
 
 def get_default_session() -> Session | None:
-    """The session of the innermost `with Session()`; None outside of any.
+    """Returns the session of the innermost `with Session()`, or None.
 
     Example:
         >>> from trainstep import graph
@@ -278,31 +278,31 @@ def get_default_session() -> Session | None:
 
 
 def session_for(session: Session | None, function: str) -> Session:
-    """A session, or else the default one."""
+    """Returns the given session, or else the default session."""
     found = session or get_default_session()
     if found is None:
         raise ArgumentError(
             function,
             "session",
             "a session, or a `with Session()` around the call",
-            "none",
+            "no session",
             "pass `session=`, or write `with graph.Session():`",
         )
     return found
 
 
-def _closed() -> ArgumentError:
+def _closed_error() -> ArgumentError:
     return ArgumentError(
-        "Session.run", "session", "a session that is open", "a closed one", "make another"
+        "Session.run", "session", "an open session", "a closed session", "make a new one"
     )
 
 
-def on_host(value: Any) -> Any:
-    """A NumPy array or number; inside a `tf.function`, where there is none yet, the tensor."""
+def to_numpy(value: Any) -> Any:
+    """Converts to a NumPy array or number; inside a `tf.function`, returns the tensor."""
     if hasattr(value, "numpy"):
         try:
             return value.numpy()[()]
-        except (TypeError, RuntimeError):  # on another device, or of a dtype that NumPy lacks
+        except (TypeError, RuntimeError):  # on another device, or a dtype that NumPy lacks
             pass
     try:
         return ops.convert_to_numpy(value)[()]
