@@ -51,12 +51,11 @@ class _Loop(OperationWithBodies):
         condition, body = self.bodies
 
         def keeps_going(*current: Any) -> Any:
-            return condition.run({**known, **dict(zip(self._variable_ids, current, strict=True))})[
-                0
-            ]
+            (found,) = condition.run(known | dict(zip(self._variable_ids, current, strict=True)))
+            return found
 
         def after(*current: Any) -> tuple[Any, ...]:
-            return tuple(body.run({**known, **dict(zip(self._variable_ids, current, strict=True))}))
+            return tuple(body.run(known | dict(zip(self._variable_ids, current, strict=True))))
 
         first = tuple(ops.convert_to_tensor(value) for value in first)
         try:
