@@ -287,6 +287,7 @@ def refused(message: str) -> Any:
     return pytest.raises(ts.ArgumentError, match=rf"(?s)(?=.*to fix:   \S).*{message}")
 
 
+@pytest.mark.plain
 def test_a_predicate_is_a_boolean_without_axes() -> None:
     x = graph.placeholder("float32", [2], name="x")
 
@@ -296,6 +297,7 @@ def test_a_predicate_is_a_boolean_without_axes() -> None:
         graph.cond(x > 0.0, lambda: x, lambda: x)
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize(
     ("other", "got"),
     [
@@ -325,6 +327,7 @@ def test_branches_of_other_sizes_at_a_run(session: graph.Session, backend: str) 
         session.run(y, {x: [1.0, 2.0]})
 
 
+@pytest.mark.plain
 def test_branches_return_tensors() -> None:
     x = graph.placeholder("float32", [])
 
@@ -338,6 +341,7 @@ def test_branches_return_tensors() -> None:
         graph.cond(x > 0.0, lambda: [], lambda: [])
 
 
+@pytest.mark.plain
 def test_operations_stand_alone_and_are_made_inside() -> None:
     x, w = graph.placeholder("float32", [], "x"), graph.Variable(1.0)
     step = w.assign_add(x, name="step")
@@ -366,6 +370,7 @@ def test_operations_stand_alone_and_are_made_inside() -> None:
         graph.cond(x > 0.0, ordered, lambda: x)
 
 
+@pytest.mark.plain
 def test_gradients_that_leave_a_branch_are_refused() -> None:
     x, w = graph.placeholder("float32", []), graph.Variable(2.0)
     hidden = x * 3.0

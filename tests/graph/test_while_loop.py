@@ -116,6 +116,7 @@ def test_gradients_of_a_loop_with_a_limit(session: graph.Session) -> None:
         np.testing.assert_array_equal(dx_value, np.full(len(values), 2.0**turns))
 
 
+@pytest.mark.slow
 def test_a_recurrent_layer_over_any_length_is_trained_as_by_hand(
     session: graph.Session,
 ) -> None:
@@ -182,6 +183,7 @@ def refused(message: str) -> Any:
     return pytest.raises(ts.ArgumentError, match=rf"(?s)(?=.*to fix:   \S).*{message}")
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize(
     ("body", "got"),
     [
@@ -199,11 +201,13 @@ def test_a_body_returns_what_it_takes(body: Any, got: str) -> None:
         graph.while_loop(lambda i, v: i < 3, body, [0, x])
 
 
+@pytest.mark.plain
 def test_what_goes_on_is_a_boolean() -> None:
     with refused(r"`cond`.*returns a boolean.*int32"):
         graph.while_loop(lambda i: i, lambda i: i + 1, 0)
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize("limit", [-1, 2.5, True, "3"], ids=repr)
 def test_a_limit_is_a_number_of_turns(limit: Any) -> None:
     with refused("`maximum_iterations`.*integer"):
@@ -212,6 +216,7 @@ def test_a_limit_is_a_number_of_turns(limit: Any) -> None:
         graph.while_loop(lambda i: i < 3, lambda i: i + 1, 0, graph.constant(2.0))
 
 
+@pytest.mark.plain
 def test_a_loop_has_tensors_and_functions() -> None:
     with refused("`loop_vars`.*at least one"):
         graph.while_loop(lambda: True, lambda: (), [])
