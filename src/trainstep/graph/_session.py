@@ -27,8 +27,8 @@ from trainstep.graph._graph import Graph, get_default_graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._plan import Plan, resolve
 
-# Each plan has one or two entries. Without a limit, a loop that fetches a new expression at every
-# turn would grow the table; an evicted entry costs one more planning, and no compilation.
+# A plan has one or two entries. Without a limit, a loop that fetches a new expression in every
+# iteration would grow the table; an evicted entry costs a second planning, but no compilation.
 _MAX_PREPARED = 1024
 
 
@@ -37,7 +37,7 @@ class _Prepared(NamedTuple):
 
     Attributes:
         call: Returns the list of values, from the feed values.
-        kept: The objects whose ids are in the key; alive, none can pass its id to another.
+        kept: The objects whose ids are in the key: while they live, no other object gets their ids.
     """
 
     call: Callable[[Sequence[Any]], list[Any]]
@@ -121,11 +121,11 @@ class Session:
         prepared = self._prepared.get(own_key)
         if prepared is None:
             call = self._call(resolved_fetches, list(feeds))
-            prepared = _Prepared(call, [*flat, *feed_dict, *resolved_fetches, *feeds])
+            prepared = _Prepared(call, [*resolved_fetches, *feeds])
             self._keep(own_key, prepared)
         has_names = any(isinstance(each, str) for each in (*flat, *feed_dict))
         if not has_names and _are_same(flat, found):
-            self._keep(key, prepared._replace(kept=[*flat, *feed_dict, *prepared.kept]))
+            self._keep(key, _Prepared(prepared.call, [*flat, *feed_dict]))
         return filled(fetches, iter(prepared.call(tuple(feeds.values()))))
 
     def _keep(self, key: tuple[Any, ...], prepared: _Prepared) -> None:
