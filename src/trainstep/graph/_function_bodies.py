@@ -113,8 +113,8 @@ def build_body(
         raise _writes(function, argument, f"{got} inside")
     new = [node for node in nodes_from(graph.sources) if node not in known]
     inner = {node for node in new if _stays_inside(node, known)}
-    graph.revision += 1
     graph.body_owner.update(dict.fromkeys([*inner, *done], function))
+    graph.revision += 1
     nodes, inputs = _bounded(flat, inner)
     _check_gradients(nodes, inputs, function, argument)
     return Body(returned, flat, nodes, inputs, operations)

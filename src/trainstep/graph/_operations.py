@@ -225,10 +225,10 @@ def control_dependencies(operations: Any) -> Iterator[None]:
     finally:
         graph.blocks.current = outer
         if block is not outer:
-            graph.revision += 1
             for node in nodes_from(graph.sources):
                 if node.input_tensors and is_new(node, known):
                     graph.block_of.setdefault(node, block)
+            graph.revision += 1  # last: another thread may plan meanwhile
 
 
 class _Initialize(Operation):

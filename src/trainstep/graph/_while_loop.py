@@ -130,8 +130,8 @@ def while_loop(
     limit = _checked_limit(maximum_iterations)
     current = _Iteration().make_outputs((), first, None)
     graph = get_default_graph()
-    graph.revision += 1
     graph.body_owner.update({node_of(tensor): _FUNCTION for tensor in current})
+    graph.revision += 1
     given = tree.pack_sequence_as(loop_vars, current)
     args = given if isinstance(loop_vars, (list, tuple)) else (given,)
     condition = build_body(cond, args, _FUNCTION, "cond")
