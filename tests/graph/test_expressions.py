@@ -24,8 +24,10 @@ def run(fetches: Any, feed_dict: Any = None) -> Any:
 
 # Random numbers
 
+DRAWS = [graph.random_normal, pytest.param(graph.random_uniform, marks=pytest.mark.slow)]
 
-@pytest.mark.parametrize("draw", [graph.random_normal, graph.random_uniform])
+
+@pytest.mark.parametrize("draw", DRAWS)
 def test_random_numbers_are_drawn_anew_at_every_run(draw: Any) -> None:
     numbers, others = draw([5]), draw([5])
     session = graph.Session()
@@ -39,7 +41,7 @@ def test_random_numbers_are_drawn_anew_at_every_run(draw: Any) -> None:
     assert not np.array_equal(a, c)
 
 
-@pytest.mark.parametrize("draw", [graph.random_normal, graph.random_uniform])
+@pytest.mark.parametrize("draw", DRAWS)
 def test_a_seed_gives_the_same_sequence_again(draw: Any) -> None:
     sequences = []
     for seed in (7, 7, 8):

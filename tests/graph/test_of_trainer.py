@@ -74,7 +74,7 @@ def assert_trained_alike(mine: ts.Trainer, theirs: ts.Trainer, tolerance: float)
     [
         (plain, keras.optimizers.Adam, {}, ADAPTIVE),
         pytest.param(plain, sgd, {"clip_norm": 0.1}, LINEAR, marks=pytest.mark.slow),
-        (rich, sgd, {}, ADAPTIVE),
+        pytest.param(rich, sgd, {}, ADAPTIVE, marks=pytest.mark.slow),
         pytest.param(plain, sgd, {"accumulate": 2}, LINEAR, marks=pytest.mark.slow),
         pytest.param(half, sgd, {}, HALF, marks=pytest.mark.slow),
     ],
