@@ -16,9 +16,9 @@ from keras import ops, tree
 
 from trainstep import _engines
 from trainstep._common.errors import ArgumentError
-from trainstep._data.feed import apart, feed
-from trainstep._data.per_process import shared
-from trainstep._data.protocol import all_of
+from trainstep._data.feed import feed, split_batch
+from trainstep._data.per_process import per_process_feed
+from trainstep._data.protocol import iterate_batches
 from trainstep._function.function import Function
 from trainstep._function.layout_scope import within
 
@@ -140,9 +140,11 @@ class Strategy:
             >>> [len(x) for x, y, _ in batches]
             [2, 2, 1]
         """
-        source = feed(*apart(data, None, None), batch_size=batch_size, steps=steps, shuffle=shuffle)
-        laid_out = shared(source, self.layout)
-        return all_of(laid_out.epoch(1))
+        source = feed(
+            *split_batch(data, None, None), batch_size=batch_size, steps=steps, shuffle=shuffle
+        )
+        laid_out = per_process_feed(source, self.layout)
+        return iterate_batches(laid_out.epoch(1))
 
 
 class Single(Strategy):

@@ -228,11 +228,11 @@ def _differs(directory: Path, expected: list[Any], found: list[Any]) -> Checkpoi
     return _not_of(directory, _told(one), _told(other))
 
 
-def _not_of(directory: Path, expected: str, came: str) -> CheckpointError:
+def _not_of(directory: Path, expected: str, got: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint in {str(directory)!r} is not of this trainer.\n"
         f"  expected: {expected}\n"
-        f"  came:     {came}\n"
+        f"  came:     {got}\n"
         "  to fix:   make the model, the optimizer and the metrics as they were when it was saved, "
         "or choose another directory"
     )

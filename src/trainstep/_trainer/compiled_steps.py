@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from trainstep._data.batch_checks import Check
+from trainstep._data.batch_checks import BatchCheck
 from trainstep._data.protocol import Batch
 from trainstep._engines import Options
 from trainstep._explain.ledger import Events, merged
@@ -139,7 +139,7 @@ class Functions:
 
     def _check(self, method: str, *, targets: bool, values: bool = True) -> Callable[..., None]:
         """What happens before a step is traced."""
-        check = Check(
+        check = BatchCheck(
             self.model,
             f"Trainer.{method}",
             takes_targets=targets and self._recipe.takes_targets,

@@ -12,9 +12,9 @@ import numpy as np
 from keras import ops, tree
 
 from trainstep._common.errors import ProcessLostError
-from trainstep._data.batch_checks import check_positive, class_table, unpacked
-from trainstep._data.feed import apart, feed, split
-from trainstep._data.per_process import shared
+from trainstep._data.batch_checks import check_positive, class_weight_table, unpack_batch
+from trainstep._data.feed import feed, split_batch, split_validation
+from trainstep._data.per_process import per_process_feed
 from trainstep._data.protocol import Feed
 from trainstep._distribution.processes import job
 from trainstep._trainer import loop
@@ -91,10 +91,12 @@ class Fitting:
         """
         check_positive("Trainer.fit", steps_per_call=steps_per_call)
         epochs = min(epochs, keras.config.max_epochs() or epochs)
-        x, y, sample_weight = apart(x, y, sample_weight)
-        classes = class_table(class_weight, sample_weight)
+        x, y, sample_weight = split_batch(x, y, sample_weight)
+        classes = class_weight_table(class_weight, sample_weight)
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = split((x, y, sample_weight), validation_split)
+            (x, y, sample_weight), validation_data = split_validation(
+                (x, y, sample_weight), validation_split
+            )
         steps = _least(steps_per_epoch, keras.config.max_steps_per_epoch())
         source = self._feed(
             x, y, sample_weight, batch_size=batch_size, steps=steps, shuffle=shuffle
@@ -138,7 +140,7 @@ class Fitting:
     ) -> Callable[[], dict[str, Any]] | None:
         if data is None:
             return None
-        batch = unpacked(data) if isinstance(data, (list, tuple)) else (data, None, None)
+        batch = unpack_batch(data) if isinstance(data, (list, tuple)) else (data, None, None)
         source = self._feed(*batch, batch_size=batch_size, steps=steps)
         runner, silent = StepRunner(self._functions, "test"), Progress(self.model)
 
@@ -160,7 +162,7 @@ class Fitting:
         progress: bool | str = False,
     ) -> dict[str, Any]:
         """The loss and metrics over a data set; the arguments are those of `fit`."""
-        source = self._feed(*apart(x, y, sample_weight), batch_size=batch_size, steps=steps)
+        source = self._feed(*split_batch(x, y, sample_weight), batch_size=batch_size, steps=steps)
         params = _params(1, source, progress)
         self._recipe.adopt()
         with self._bar(progress, 1) as bar, self._metrics_running(True):
@@ -191,7 +193,7 @@ class Fitting:
         )
 
     def _feed(self, *data: Any, **how: Any) -> Feed:
-        return shared(feed(*data, **how), self._layout)
+        return per_process_feed(feed(*data, **how), self._layout)
 
     def _bar(self, progress: bool | str, epochs: int) -> Progress:
         shows = progress if job().is_first else False

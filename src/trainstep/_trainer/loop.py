@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from trainstep._common.errors import ArgumentError
-from trainstep._data.protocol import Batch, Feed, all_of
+from trainstep._data.protocol import Batch, Feed, iterate_batches
 from trainstep._trainer.callbacks import Callbacks
 from trainstep._trainer.logs import Logs
 from trainstep._trainer.progress import Progress
@@ -203,7 +203,7 @@ def predict(
     progress.model.stop_predicting = False
     callbacks.tell("predict_begin", {})
     progress.start_epoch(0, feed.steps)
-    for count, (x, _, _) in enumerate(all_of(feed.epoch(1))):
+    for count, (x, _, _) in enumerate(iterate_batches(feed.epoch(1))):
         callbacks.batch_begin("predict", count)
         outputs.append(step(x))
         callbacks.batch_end("predict", count, {"outputs": outputs[-1]})

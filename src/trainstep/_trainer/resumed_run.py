@@ -35,7 +35,7 @@ class Run:
         left = range(self._position.epoch, epochs.stop)
         if left:
             np.random.set_state(self._position.start)
-            feed.pass_over(left.start - epochs.start)
+            feed.skip_epochs(left.start - epochs.start)
             np.random.set_state(self._position.order)
         else:
             self._end(runner, feed, group)

@@ -128,13 +128,13 @@ def _known(model: Any) -> list[str]:
     ]
 
 
-def _unknown(came: str, known: list[str]) -> ArgumentError:
-    close = difflib.get_close_matches(came.strip("'"), known, n=3, cutoff=0.5)
+def _unknown(got: str, known: list[str]) -> ArgumentError:
+    close = difflib.get_close_matches(got.strip("'"), known, n=3, cutoff=0.5)
     return ArgumentError(
         "Trainer.run",
         "fetches",
         "names of values of the step: " + ", ".join(f"{name!r}" for name in _WHOLE),
-        came,
+        got,
         f"did you mean {' or '.join(map(repr, close))}?" if close else "pass one of them",
     )
 

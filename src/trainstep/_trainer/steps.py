@@ -9,7 +9,7 @@ import keras
 from keras import ops, tree
 
 from trainstep._common.errors import GradientError
-from trainstep._data.batch_checks import both_weights
+from trainstep._data.batch_checks import both_weights_error
 from trainstep._function.inside.gradients import value_and_grad
 from trainstep._state.scopes import note_packable, rehearsed
 from trainstep._trainer.recipe import Recipe
@@ -142,7 +142,7 @@ def weighted_by_class(y: Any, weights: Any, classes: Any) -> Any:
     if classes is None:
         return weights
     if weights is not None:
-        raise both_weights()
+        raise both_weights_error()
     labels, classes = ops.convert_to_tensor(y), ops.convert_to_tensor(classes)
     if len(labels.shape) > 1:
         one_hot = labels.shape[-1] != 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import tree
 
-from trainstep._data.batch_checks import check_positive, class_table
+from trainstep._data.batch_checks import check_positive, class_weight_table
 from trainstep._distribution.strategy import Strategy
 from trainstep._explain.ledger import Events
 from trainstep._function.layout_scope import layout_of
@@ -158,7 +158,7 @@ class Trainer(Fitting):
     def _on_batch(
         self, step: Callable[[Any], Any], x: Any, y: Any, weights: Any, classes: Any
     ) -> Logs:
-        batch = (x, y, weights, class_table(classes, weights))
+        batch = (x, y, weights, class_weight_table(classes, weights))
         if self._running and current_scope() is None:  # in a callback, say
             with self._metrics_running(False):
                 return Logs(step(batch))
@@ -207,7 +207,7 @@ class Trainer(Fitting):
         """
         names = flat_names(fetches, self.model)
         step = self._functions.fetch(names, update=update, training=training)
-        classes = class_table(class_weight, sample_weight)
+        classes = class_weight_table(class_weight, sample_weight)
         values = step(x, y, sample_weight, classes)
         return tree.pack_sequence_as(fetches, values) if not isinstance(fetches, str) else values[0]
 
@@ -229,7 +229,7 @@ class Trainer(Fitting):
             >>> trainer.verify(np.ones((5, 2)), np.ones((5, 1))).exact
             True
         """
-        classes = class_table(class_weight, sample_weight)
+        classes = class_weight_table(class_weight, sample_weight)
         return self._functions.step("train").verify(x, y, sample_weight, classes)
 
     def inspect(
@@ -251,7 +251,7 @@ class Trainer(Fitting):
             >>> trainer.inspect([[1.0, float("nan")]], [[0.0]]).first_bad
             'the input `x`: 1 .. 1, 1 NaN'
         """
-        classes = class_table(class_weight, sample_weight)
+        classes = class_weight_table(class_weight, sample_weight)
         inspector, look, look_back = self._functions.inspector()
         found = look(x, y, sample_weight, classes)
         by_activation = look_back(zeros_for(found["calls"]), x, y, sample_weight, classes)
