@@ -394,8 +394,8 @@ def test_rows_that_another_thread_takes_are_the_same(
         return trainer.model.get_weights()
 
     expected = fitted()
-    monkeypatch.setattr("trainstep._data.arrays._CHUNK", 1)
-    monkeypatch.setattr("trainstep._data.arrays._AHEAD", 1)
+    monkeypatch.setattr("trainstep._data.arrays._CHUNK_BYTES", 1)
+    monkeypatch.setattr("trainstep._data.arrays._PREFETCH_CHUNKS", 1)
     assert_same(fitted(), expected, rtol=0, atol=0)
 
 

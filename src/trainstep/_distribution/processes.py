@@ -1,7 +1,8 @@
-"""Many processes: who this one is, as its launcher told it, and the start of the engine's runtime.
+"""`initialize`: makes this process a member of a job, and starts the engine's runtime for it.
 
-There is no launcher here. Whatever started the processes (torchrun, SLURM, Kubernetes, a shell) has
-set variables that say how many there are, which one this is, and where the first one listens.
+trainstep has no launcher of its own. The program that started the processes (torchrun, SLURM,
+Kubernetes, a shell) sets environment variables: the number of processes, the index of this one, and
+the address on which the first one listens.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ class Processes:
     """The processes of a job.
 
     Attributes:
-        index: The number of this one.
-        count: How many there are.
-        address: Where the first one listens, as `host:port`; empty if there is one only.
+        index: The number of this process, from 0.
+        count: The number of processes.
+        address: The address on which the first one listens, as `host:port`; empty if this is the
+            only process.
     """
 
     index: int = 0
@@ -32,7 +34,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that shows progress and writes checkpoints."""
+        """Whether this is the process that shows progress and writes checkpoints."""
         return self.index == 0
 
 
@@ -40,7 +42,7 @@ _job = Processes()
 
 
 def job() -> Processes:
-    """The processes that this one is one of."""
+    """Returns the job that this process is a member of."""
     return _job
 
 
@@ -52,26 +54,26 @@ def initialize(
     heartbeat: float = 10.0,
     timeout: float = 300.0,
 ) -> Processes:
-    """Makes this process one of many, before anything else is done with the engine.
+    """Makes this process a member of a job. Call it before any other use of the engine.
 
-    Without arguments, they are what the launcher has set: torchrun's `RANK`, `WORLD_SIZE`,
+    Without arguments, the settings of the launcher apply: torchrun's `RANK`, `WORLD_SIZE`,
     `MASTER_ADDR` and `MASTER_PORT`; `TF_CONFIG`; or SLURM, Open MPI and Kubernetes as JAX detects
-    them. If nothing is set, this is the only process, and nothing is started.
+    them. Without any of these, this is the only process, and nothing is started.
 
-    The first process listens on the address that was given, and on no other. TensorFlow's runtime
-    binds a port of every process on all interfaces; the kernel lets it hear one address alone.
-    A process that is not heard of for `heartbeat` seconds ends the job: every other one says so
-    and exits.
+    The first process listens on the given address and on no other. TensorFlow's runtime binds a
+    port on all interfaces in every process; the kernel accepts packets for one address only.
+    If a process sends no heartbeat for `heartbeat` seconds, every other process reports it and
+    exits.
 
     Args:
-        address: Where the first process listens, as `host:port`.
-        count: How many processes there are.
-        index: The number of this one.
-        heartbeat: Seconds of silence after which a process is given up.
-        timeout: Seconds to wait for the others at the start.
+        address: The address on which the first process listens, as `host:port`.
+        count: The number of processes.
+        index: The number of this process, from 0.
+        heartbeat: Seconds without a heartbeat after which a process counts as lost.
+        timeout: Seconds to wait for the other processes at the start.
 
     Returns:
-        Who this process is.
+        The place of this process in its job.
 
     Example:
         >>> import trainstep as ts
@@ -90,15 +92,15 @@ def initialize(
             "pass all three, or let the launcher set them",
         )
     if address is None or count is None or index is None:
-        found = _from_torchrun() or _from_tf_config() or engine.launched()
-        address, count, index = found or ("", 1, 0)
+        launch = _from_torchrun() or _from_tf_config() or engine.launched()
+        address, count, index = launch or ("", 1, 0)
     if count == 1:
         return _job
     if _job.count > 1:
         raise StrategyError(
-            "this process is one of many already.\n"
+            "this process is already a member of a job.\n"
             f"  expected: one call of `trainstep.initialize`\n"
-            f"  came:     a second one, as process {index} of {count}\n"
+            f"  got:      a second call, as process {index} of {count}\n"
             "  to fix:   call it once, at the start of the script"
         )
     if not 0 <= index < count:
@@ -115,20 +117,21 @@ def initialize(
     return _job
 
 
-Found = tuple[str, int, int]
+_Launch = tuple[str, int, int]  # address, count, index
 
 
-def _from_torchrun() -> Found | None:
+def _from_torchrun() -> _Launch | None:
     names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
     if not all(name in os.environ for name in names):
         return None
     host, port, count, index = (os.environ[name] for name in names)
-    # torchrun's own store has that port, and an attempt that was killed may hold on to the next.
+    # torchrun's own store listens on MASTER_PORT, and a killed attempt may still hold the port that
+    # it used, so each attempt takes the next one.
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return f"{host}:{int(port) + 1 + attempt}", int(count), int(index)
 
 
-def _from_tf_config() -> Found | None:
+def _from_tf_config() -> _Launch | None:
     if "TF_CONFIG" not in os.environ:
         return None
     config: Any = {}
@@ -137,17 +140,18 @@ def _from_tf_config() -> Found | None:
         workers, task = config["cluster"]["worker"], config["task"]
         is_worker, index = task["type"] == "worker", int(task["index"])
     except (ValueError, KeyError, TypeError) as error:
-        raise _bad_tf_config() from error
-    if not is_worker:
-        raise _bad_tf_config()
+        raise _tf_config_error() from error
+    if not is_worker:  # there is no chief, evaluator or parameter server
+        raise _tf_config_error()
     return str(workers[0]), len(workers), index
 
 
-def _bad_tf_config() -> StrategyError:
+def _tf_config_error() -> StrategyError:
     return StrategyError(
         "`TF_CONFIG` cannot be read.\n"
         '  expected: {"cluster": {"worker": ["host:port", ...]}, '
         '"task": {"type": "worker", "index": 0}}\n'
-        f"  came:     {os.environ['TF_CONFIG']}\n"
-        "  to fix:   set it so in every process, with the index of each; every process is a worker"
+        f"  got:      {os.environ['TF_CONFIG']}\n"
+        "  to fix:   set it like this in every process, with the index of that process; every "
+        "process is a worker"
     )

@@ -71,7 +71,7 @@ def test_small_slots_and_metrics_of_a_trainer_are_packed_and_weights_are_not() -
 
     metrics = [v for m in trainer.metrics for v in m.variables]
     of_optimizer = [pack_of(v) for v in (*slots_of(trainer), trainer.optimizer.iterations)]
-    of_metrics = [pack_of(v) for v in (*metrics, trainer._recipe.fresh)]
+    of_metrics = [pack_of(v) for v in (*metrics, trainer._recipe.reset_each_batch)]
 
     assert len(set(map(id, of_optimizer))) == len(set(map(id, of_metrics))) == 1
     assert None not in (of_optimizer[0], of_metrics[0])
