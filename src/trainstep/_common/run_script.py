@@ -25,7 +25,7 @@ _OURS = tuple(
         "_common/import_hooks",
         "_surroundings/patched_builtins",
         "_surroundings/side_effects",
-        "_surroundings/snapshot",
+        "_surroundings/reach",
     )
 )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Protocol, overload
 
-from trainstep._explain.advice import Effect
+from trainstep._explain.causes import Effect
 from trainstep._explain.signature import Signature
 
 log = logging.getLogger("trainstep")

@@ -26,8 +26,8 @@ from trainstep._common.errors import (
     TrainstepError,
 )
 from trainstep._engines import Engine, Options, Refused, Sizes, Traced
-from trainstep._explain import advice
-from trainstep._explain.advice import Effect
+from trainstep._explain import causes
+from trainstep._explain.causes import Effect
 from trainstep._explain.ledger import listeners
 from trainstep._function.arguments import Arguments
 from trainstep._function.inside.nan_findings import hearing, judged
@@ -43,9 +43,8 @@ from trainstep._state.scopes import Recorder, deferred_constants
 from trainstep._surroundings.captures import Captures
 from trainstep._surroundings.mutations import Given
 from trainstep._surroundings.places import Place
-from trainstep._surroundings.reach import Reach
+from trainstep._surroundings.reach import Reach, reached, taken
 from trainstep._surroundings.side_effects import Observer
-from trainstep._surroundings.snapshot import reached, taken
 
 log = logging.getLogger("trainstep")
 
@@ -233,8 +232,8 @@ class Tracer:
             size = f"{place.value.nbytes / 1e6:.0f} MB" if array else f"{len(place.value)} entries"
             message = (
                 f"`{self._name}` takes {place.label} ({size}) from around it.\n"
-                f"  what happens: {advice.LARGE.happens}\n"
-                f"  to fix:       {advice.LARGE.cure}"
+                f"  what happens: {causes.LARGE.happens}\n"
+                f"  to fix:       {causes.LARGE.cure}"
             )
             warnings.warn_explicit(message, StaleCaptureWarning, place.file, place.line)
 
@@ -246,8 +245,8 @@ class Tracer:
         message = (
             f"`{self._name}`: a value that the step took from around it has changed.\n"
             f"  changed:  {listed}\n"
-            f"  why:      {advice.STALE.happens}\n"
-            f"  to fix:   {advice.STALE.cure}"
+            f"  why:      {causes.STALE.happens}\n"
+            f"  to fix:   {causes.STALE.cure}"
         )
         if self._policies.captures == "raise":
             raise StaleCaptureError(message)

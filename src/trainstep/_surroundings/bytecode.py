@@ -16,7 +16,7 @@ from collections import Counter
 from types import CodeType
 from typing import Any
 
-from trainstep._surroundings.code_paths import Call, Constant, Made, Path, Scan
+from trainstep._surroundings.code_model import Call, Constant, Made, Path, Scan
 
 _CONSTANT_KEYS = (str, int, bytes, bool, type(None), float, tuple)
 # How many values an operation takes and leaves, for those that do nothing else of interest here.

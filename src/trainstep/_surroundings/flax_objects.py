@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from trainstep._surroundings.places import member
+from trainstep._surroundings.value_kinds import member
 
 _HOMES = ("flax.linen.module", "flax.nnx.pytreelib")
 _METHODS = ("__call__", "setup")

@@ -8,14 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainstep._common import user_code
-from trainstep._surroundings.code_paths import Path
-from trainstep._surroundings.expressions import Names
+from trainstep._surroundings.code_model import Frame, Path
 from trainstep._surroundings.flax_objects import is_flax
-from trainstep._surroundings.name_bindings import Frame
-from trainstep._surroundings.places import (
+from trainstep._surroundings.places import Names, Place, at
+from trainstep._surroundings.value_kinds import (
     GONE,
-    Place,
-    at,
     is_callback,
     is_data,
     is_module,

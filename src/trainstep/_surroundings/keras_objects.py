@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainstep._common import user_code
-from trainstep._surroundings.places import is_users_function, member
+from trainstep._surroundings.value_kinds import is_users_function, member
 
 # Which methods of a class of the user's Keras runs in a step.
 _METHODS = (

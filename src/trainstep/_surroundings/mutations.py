@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from trainstep._common.structure import structure
-from trainstep._explain.advice import Effect
+from trainstep._explain.causes import Effect
 from trainstep._surroundings.bytecode import changed_at
-from trainstep._surroundings.places import GONE, Place, is_generator
+from trainstep._surroundings.places import Place
 from trainstep._surroundings.reach import Reach
+from trainstep._surroundings.value_kinds import GONE, is_generator
 
 _COMPARED = 1 << 24  # bytes of an array
 

@@ -7,26 +7,29 @@ Only the user's own code is read, not that of libraries: the step, the functions
 it mentions, and those of layers, losses, metrics and optimizers that it calls. Places are found by
 expressions that start at a dict of globals, at the step's closure, or at a weak reference: none of
 them keeps an object alive.
+
+reached --> what a step's code leads to, before it is traced and after
+taken   --> of that, the values that the step read and left alone: they are in the program now
 """
 
 from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from trainstep._common.structure import structure
+from trainstep._surroundings.captures import Captures
+from trainstep._surroundings.code_model import CONTENTS, Frame, Spread, bound, cells_of
 from trainstep._surroundings.flax_objects import called_by_flax, is_flax, modules
 from trainstep._surroundings.keras_objects import called_by_keras, is_keras, parts, settings
-from trainstep._surroundings.name_bindings import CONTENTS, Frame, Spread, bound, cells_of
-from trainstep._surroundings.places import (
+from trainstep._surroundings.places import Given, Place, further
+from trainstep._surroundings.value_kinds import (
     CONTAINERS,
-    Given,
-    Place,
-    further,
+    SCALARS,
     is_data,
     is_generator,
     is_module,
@@ -207,3 +210,41 @@ class Reach(Walk):
             owner = place if each is place.value else Place("`self`", "", each)
             for method in called_by_flax(each):
                 self._method(None if isinstance(each, type) else owner, method, [], {})
+
+
+def reached(fn: Any, values: Sequence[Any], uses: Callable[[], Sequence[Any]]) -> Reach:
+    """What a step reaches in Python, as far as it can be followed.
+
+    Args:
+        fn: The step.
+        values: The arguments of a call, in the order of its parameters.
+        uses: Objects that it uses and that its code does not tell.
+    """
+    found = Reach()
+    try:
+        found.step(fn, values)
+        for each in uses():
+            found.object(each)
+    except Exception as error:  # a step that cannot be read can still be trained
+        found.missed.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def taken(before: Reach, after: Reach) -> Captures:
+    """The values that a step took from around it, and did not change itself."""
+    earlier = {place.text: place.value for place in before.places.values()}
+    written = {write.place.text for write in after.writes}
+    owners = [write.owner.value for write in after.writes if write.owner is not None]
+    changed = {id(owner) for owner in owners if not isinstance(owner, SCALARS)}
+    steady = [
+        place
+        for place in after.places.values()
+        if place.text not in written
+        and id(place.value) not in changed
+        and _is_still(place.value, earlier.get(place.text, place.value))
+    ]
+    return Captures(steady, after.names)
+
+
+def _is_still(value: Any, before: Any) -> bool:
+    return value is before or (isinstance(value, types.MethodType) and value == before)

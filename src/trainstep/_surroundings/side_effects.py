@@ -17,7 +17,7 @@ from typing import Any
 
 from trainstep._common import user_code
 from trainstep._common.errors import SideEffectError
-from trainstep._explain.advice import Effect
+from trainstep._explain.causes import Effect
 from trainstep._surroundings.mutations import Changes
 from trainstep._surroundings.patched_builtins import Placed, give_back, heard, replace
 from trainstep._surroundings.reach import Reach

@@ -12,16 +12,23 @@ from typing import Any
 
 from trainstep._common import user_code
 from trainstep._surroundings.bytecode import scan
-from trainstep._surroundings.code_paths import Call, Constant, Made, Path, Scan, Value
+from trainstep._surroundings.code_model import (
+    Call,
+    Constant,
+    Frame,
+    Made,
+    Path,
+    Scan,
+    Spread,
+    Value,
+    bound,
+    cells_of,
+)
 from trainstep._surroundings.follow_path import Paths
-from trainstep._surroundings.name_bindings import Frame, Spread, bound, cells_of
-from trainstep._surroundings.places import (
+from trainstep._surroundings.places import Place, Write, at, further
+from trainstep._surroundings.value_kinds import (
     CHANGES,
     CONTAINERS,
-    Place,
-    Write,
-    at,
-    further,
     is_callback,
     is_data,
     is_users_function,
