@@ -60,7 +60,7 @@ def is_users_module(module: ModuleType) -> bool:
 def is_installed(file: str) -> bool:
     """Whether a file is part of Python, of an installed package or of trainstep."""
     if file.startswith("<"):  # "<frozen ...>", but a "<stdin>" or a notebook's cell is the user's
-        return file.startswith(("<frozen", "<__array_function__"))
+        return file.startswith(("<frozen", "<__array_function__", "<trainstep "))
     parts = file.replace(os.sep, "/").split("/")
     return any(name in parts for name in _INSTALLED) or os.path.abspath(file).startswith(_ROOTS)
 

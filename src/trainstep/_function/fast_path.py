@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trainstep._common.codegen import Source, define
+from trainstep._common.codegen import Source, define, merge
 from trainstep._engines import Inlined, Unread
 from trainstep._function.arguments import Arguments
 from trainstep._function.program_cache import MISS, Program, Ways
@@ -102,9 +102,8 @@ def _written(
     stale = program.watch.around
     flags, run, build = program.watch.flags, _run(program, arrays), program.build.source
     idle = arguments.engine.is_idle_source()
-    for piece in (idle, stale, flags, run, build):
-        names |= piece.names
     names |= {"MISS": MISS, "states": states, "program": program}
+    names = merge(Source("", names), idle, stale, flags, run, build)
 
     def text(run: str, after: str) -> str:
         return _HIT.format(
