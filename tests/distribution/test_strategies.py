@@ -61,5 +61,5 @@ def test_what_a_lost_process_says() -> None:
     error = ts.ProcessLostError("connection reset")
     assert isinstance(error, ts.StrategyError)
     assert "one of them is gone" in str(error)
-    assert "came:     connection reset" in str(error)
+    assert "got:      connection reset" in str(error)
     assert "newest checkpoint" in str(error)

@@ -309,7 +309,7 @@ def test_a_predicate_is_a_boolean_without_axes() -> None:
 def test_branches_return_the_same(other: Any, came: str) -> None:
     x = graph.placeholder("float32", [None, 2])
 
-    with refused(rf"`false_fn`.*`true_fn` returns: float32\[\?,2\].*came:     {came}"):
+    with refused(rf"`false_fn`.*`true_fn` returns: float32\[\?,2\].*got:      {came}"):
         graph.cond(ops.sum(x) > 0.0, lambda: x * 2.0, lambda: other(x))
 
 
@@ -328,7 +328,7 @@ def test_branches_of_other_sizes_at_a_run(session: graph.Session, backend: str) 
 def test_branches_return_tensors() -> None:
     x = graph.placeholder("float32", [])
 
-    with refused("`false_fn`.*came:     None"):
+    with refused("`false_fn`.*got:      None"):
         graph.cond(x > 0.0, lambda: x, lambda: None)
     with refused("`true_fn`.*one that returns None"):
         graph.cond(x > 0.0, lambda: None, lambda: None)
@@ -350,7 +350,7 @@ def test_operations_stand_alone_and_are_made_inside() -> None:
         graph.cond(x > 0.0, lambda: x, lambda: (w.assign(x), x)[1])
     with refused(r"`true_fn`.*updates nothing.*`assign"):
         graph.cond(x > 0.0, lambda: [w.assign(x), x], lambda: x)
-    with refused(r"`false_fn`.*`true_fn` returns: <graph\.Operation assign.*came:     float32\[\]"):
+    with refused(r"`false_fn`.*`true_fn` returns: <graph\.Operation assign.*got:      float32\[\]"):
         graph.cond(x > 0.0, lambda: w.assign(x), lambda: x)
 
     with refused(r"`true_fn`.*`assign.*which it does not return"):

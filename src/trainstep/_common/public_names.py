@@ -1,6 +1,6 @@
-"""Public names, for those who only ask whether there is one: pickle asks every module."""
+"""The public names, listed without importing Keras (pickle probes every module)."""
 
-# Where they are is in `_public.py`: importing that imports Keras.
+# `_public.py` imports the objects themselves, and thereby Keras.
 NAMES = (
     "ArgumentError",
     "CheckpointError",

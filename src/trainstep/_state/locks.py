@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainstep._common.side_table import Beside
+from trainstep._common.side_table import SideTable
 
 
 class Domain:
@@ -34,7 +34,7 @@ class Domain:
         return domain
 
 
-_domains: Beside[Domain] = Beside()
+_domains: SideTable[Domain] = SideTable()
 _merging = threading.RLock()
 
 
