@@ -135,7 +135,7 @@ def _run(program: Program, arrays: dict[str, Any]) -> Source:
 
 def _unread(program: Program, run: Source, arrays: Iterable[str]) -> tuple[str, str]:
     """The same if nobody reads the outputs, and what is then done with them."""
-    if program.build.is_judged:  # but somebody does
+    if program.build.is_checked:  # a check reads them
         return run.text, program.build.source.text
     if isinstance(program.executable, Unread):
         return f"program.executable.unread({_tuple(arrays)})", ""

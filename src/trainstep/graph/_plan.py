@@ -70,7 +70,7 @@ class Plan:
         """Runs inside a step: the values of the tensors that are fetched."""
         if self.steps or scopes.recording() is None:  # in a trace of somebody else's
             return self._run(values)
-        branch, found = scopes.apart(lambda: self._run(values))
+        branch, found = scopes.run_isolated(lambda: self._run(values))
         scope = scopes.current_scope()
         for variable in branch.writes.values():
             if variable.name == _SEED:
