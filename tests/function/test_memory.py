@@ -37,7 +37,7 @@ def tracked() -> int:
 RECORDS = (
     "trainstep._explain.ledger",
     "trainstep._explain.signature",
-    "trainstep._surroundings.captures._Same",
+    "trainstep._surroundings.captures._Identity",
 )  # an entry per trace stays in the ledger: modules, and a class
 
 

@@ -41,7 +41,7 @@ from trainstep._state.outputs import Build, take_out
 from trainstep._state.random_seeds import traced_seeds
 from trainstep._state.scopes import Recorder, deferred_constants
 from trainstep._surroundings.captures import Captures
-from trainstep._surroundings.mutations import Given
+from trainstep._surroundings.mutations import ArgumentCopies
 from trainstep._surroundings.places import Place
 from trainstep._surroundings.reach import Reach, reached, taken
 from trainstep._surroundings.side_effects import Observer
@@ -177,10 +177,10 @@ class Tracer:
         """Runs the step, and notes what it does besides."""
         if observer is None:
             return self._parameters.call(self._run, arguments)
-        given = Given(self._parameters.names, arguments)
+        copies = ArgumentCopies(self._parameters.names, arguments)
         with observer:
             result = self._parameters.call(self._run, arguments)
-        observer.noticed(given.grown(self._fn))
+        observer.add(copies.mutated(self._fn))
         return result
 
     def _asks_for_a_value(self, error: BaseException) -> BaseException | None:

@@ -1,8 +1,8 @@
-"""Words for what a piece of code does, as read off its bytecode, and what its names mean.
+"""The model of a piece of code: its reads, writes and calls, and the values of its names.
 
-A `Path` begins at a name (a global, a variable of an enclosing function, a parameter) and goes on
-by attributes and constant keys. A `Frame` is what names mean in a piece of code: its globals, its
-closure, and what it was given.
+A `Path` begins at a name (a global, a variable of an enclosing function, a parameter) and continues
+with attributes and constant keys. A `Frame` has the values of the names in a piece of code: its
+globals, its closure and its arguments.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ CONTENTS = ".cell_contents"
 
 
 class Path(NamedTuple):
-    """A name, and the attributes and keys that lead on from it."""
+    """A name, followed by attributes and keys."""
 
     scope: str  # "global", "free" (of an enclosing function), "local" (a parameter) or "super"
     name: str
     steps: tuple[tuple[str, Any], ...] = ()  # ("attr", "alpha"), ("item", "lr"), ("each", None)
 
     def then(self, kind: str, key: Any) -> Path:
-        """One step further."""
+        """The path with one more step."""
         return self._replace(steps=(*self.steps, (kind, key)))
 
-    def before(self) -> Path:
-        """One step back."""
+    def parent(self) -> Path:
+        """The path without its last step."""
         return self._replace(steps=self.steps[:-1])
 
 
@@ -41,18 +41,18 @@ class Constant(NamedTuple):
     value: Any
 
 
-class Made(NamedTuple):
-    """A function that the code makes itself."""
+class LocalFunction(NamedTuple):
+    """A function that the code defines."""
 
     code: CodeType
 
 
-Value = Path | Constant | Made | None  # on the stack; None: unknown
+Value = Path | Constant | LocalFunction | None  # on the stack; None: unknown
 
 
 @dataclass(slots=True)
 class Call:
-    """A call of what a path leads to."""
+    """A call of the value at a path."""
 
     path: Path
     args: list[Value]
@@ -63,31 +63,32 @@ class Call:
 
 @dataclass(slots=True)
 class Scan:
-    """What a piece of code takes from around it."""
+    """The reads, writes and calls of a piece of code."""
 
     reads: dict[Path, int] = field(default_factory=dict)  # the first line of each
     writes: dict[Path, int] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     inner: list[CodeType] = field(default_factory=list)  # functions and comprehensions inside
     local_calls: list[tuple[CodeType, list[Value]]] = field(default_factory=list)  # of those
-    aliases: dict[str, Path | Made] = field(default_factory=dict)  # local names of such things
+    # Local names that stand for a path or a local function.
+    aliases: dict[str, Path | LocalFunction] = field(default_factory=dict)
 
 
-class Spread(list["Place | None"]):
-    """The arguments that `*args` stands for."""
+class StarArguments(list["Place | None"]):
+    """The places of the arguments in `*args`."""
 
 
 @dataclass(slots=True)
 class Frame:
-    """The names of a piece of code that lead to known places."""
+    """The names of a piece of code whose places are known."""
 
     globals: Mapping[str, Any]
     cells: dict[str, Place]
     locals: dict[str, Place]
 
 
-def cells_of(fn: types.FunctionType, text: str) -> dict[str, Place]:
-    """What a function closes over; `text` is the expression of its closure."""
+def closure_places(fn: types.FunctionType, text: str) -> dict[str, Place]:
+    """The places of a function's closure variables; `text` is the expression of its closure."""
     found = {}
     for index, name in enumerate(fn.__code__.co_freevars):
         try:
@@ -98,26 +99,26 @@ def cells_of(fn: types.FunctionType, text: str) -> dict[str, Place]:
     return found
 
 
-def bound(
+def bind_arguments(
     fn: types.FunctionType,
     text: str,
     args: Sequence[Place | None],
     named: Mapping[str, Place | None],
 ) -> dict[str, Place]:
-    """The parameters of a function whose values are known: what it is given, and defaults.
+    """The parameters of a function whose places are known: arguments and defaults.
 
     Args:
         fn: The function.
-        text: The expression that finds it; without one, its defaults are not to be found.
-        args: What is passed by position, as far as known.
-        named: What is passed by name.
+        text: The expression that finds it; without one, its defaults are left out.
+        args: The positional arguments; None for each unknown one.
+        named: The keyword arguments.
     """
     code = fn.__code__
     names = code.co_varnames[: code.co_argcount]
     given: dict[str, Place | None] = {**dict(zip(names, args, strict=False)), **named}
     if code.co_flags & inspect.CO_VARARGS:
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
-        given[rest] = Place("", "", Spread(args[len(names) :]))
+        given[rest] = Place("", "", StarArguments(args[len(names) :]))
     defaults = fn.__defaults__ or ()
     first = len(names) - len(defaults)
     found = [(names[first + i], f"__defaults__[{i}]", value) for i, value in enumerate(defaults)]
@@ -126,7 +127,7 @@ def bound(
     for name, where, value in found if text else ():
         label = f"default of `{fn.__name__}`: `{name}`"
         given.setdefault(name, Place(label, f"{text}.{where}", value))
-    # An object that came as an argument is called what the code calls it.
+    # An object that is an argument is labeled with the name of the parameter.
     return {
         name: replace(place, label=f"`{name}`") if place.label.startswith("`") else place
         for name, place in given.items()

@@ -1,7 +1,7 @@
-"""Places: values that a step reaches in Python around it, and expressions that find them again.
+"""Places: values around a step, each with the expression that finds it again.
 
 An expression starts at a dict of globals, at the closure of the step (`cells`), or at a reference,
-weak wherever there can be one. `Names` knows what the names in them mean.
+weak where possible. `Expressions` builds them and has the object behind each name in them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LITERAL = (str, int, bool, bytes, type(None))
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value is found, and what it was when it was looked at.
+    """A value, and the expression (`text`) that finds it again.
 
-    One without a text is followed and not watched: part of an argument that the program has as an
-    input, or is compiled for.
+    A place without a text is analyzed and not watched: it is part of an argument, which is an
+    input of the program or in its signature.
     """
 
     label: str
@@ -32,7 +32,7 @@ class Place:
     value: Any
     file: str = ""
     line: int = 0
-    owned: bool = False  # an attribute of a layer or the like, read by Keras
+    owned: bool = False  # whether it is an attribute of a Keras object, read by Keras itself
 
     @property
     def site(self) -> str:
@@ -42,84 +42,85 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An argument whose parts are inputs of the program, as those of a tree of JAX's are."""
+    """An argument whose parts are inputs of the program, such as a JAX pytree."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Something outside a step that its code changes."""
+    """A change that a step's code makes outside of the step."""
 
     owner: Place | None  # None: a name
     key: tuple[str, Any]  # ("attr", "alpha"), ("item", "lr"), ("call", "append"), ("name", "n")
     place: Place
 
 
-def further(place: Place, text: str, value: Any, shown: str | None = None) -> Place:
-    """A place that is reached from another by some more text; `shown` is what a person reads."""
+def extend(place: Place, text: str, value: Any, shown: str | None = None) -> Place:
+    """The place that is found by appending text to another's; `shown` is for its label."""
     added = text if shown is None else shown
     quoted = place.label.endswith("`")
     longer = f"{place.label[:-1]}{added}`" if quoted else place.label + added
     return Place(longer, place.text and place.text + text, value, place.file, place.line)
 
 
-def at(place: Place, code: types.CodeType, line: int) -> Place:
+def read_at(place: Place, code: types.CodeType, line: int) -> Place:
+    """The same place, read at another line."""
     return Place(place.label, place.text, place.value, code.co_filename, line, place.owned)
 
 
-class Names:
-    """Gives names.
+class Expressions:
+    """Builds places, and names the objects in their expressions.
 
     Attributes:
-        meanings: What they mean.
+        names: The object, or the reference to it, behind each name.
     """
 
     def __init__(self) -> None:
-        self.meanings: dict[str, Any] = {}
+        self.names: dict[str, Any] = {}
         self._by_id: dict[int, str] = {}
-        self._held: list[Any] = []  # an id that has a name stays taken
+        self._held: list[Any] = []  # keeps the objects alive, so that no id is used twice
 
     def _name(self, value: Any, prefix: str, meaning: Any) -> str:
         name = self._by_id.get(id(value))
         if name is None:
-            name = self._by_id[id(value)] = f"cap_{prefix}{len(self.meanings)}"
-            self.meanings[name] = meaning
+            name = self._by_id[id(value)] = f"cap_{prefix}{len(self.names)}"
+            self.names[name] = meaning
             self._held.append(value)
         return name
 
     def object(self, value: Any, label: str) -> Place | None:
-        """An object by reference; None for what is no object of the user's to look at."""
+        """The place of an object, by reference; None for modules and variables."""
         if isinstance(value, types.ModuleType) or is_variable(value):
             return None
         return Place(label, f"{self._name(value, 'r', reference(value))}()", value)
 
     def globals(self, found: Mapping[str, Any], name: str, value: Any) -> Place:
-        """A global."""
+        """The place of a global."""
         return Place(f"global `{name}`", f"{self._name(found, 'g', found)}[{name!r}]", value)
 
     def item(self, place: Place, key: Any, value: Any) -> Place:
-        """An entry of a container."""
+        """The place of an item of a container."""
         if type(key) in _LITERAL:
-            return further(place, f"[{key!r}]", value)
-        name = f"cap_k{len(self.meanings)}"
-        self.meanings[name] = key
-        return further(place, f"[{name}]", value, f"[{_short(key)}]")
+            return extend(place, f"[{key!r}]", value)
+        name = f"cap_k{len(self.names)}"
+        self.names[name] = key
+        return extend(place, f"[{name}]", value, f"[{_short(key)}]")
 
     def attribute(self, place: Place, name: str, value: Any) -> Place:
-        """An attribute."""
+        """The place of an attribute."""
         if not place.text or (name.isidentifier() and not keyword.iskeyword(name)):
-            return further(place, f".{name}", value)
-        found = further(place, "", value, f".{name}")
+            return extend(place, f".{name}", value)
+        found = extend(place, "", value, f".{name}")
         return Place(found.label, f"getattr({place.text}, {name!r})", value, found.file, found.line)
 
     def closure(self, fn: types.FunctionType) -> str:
-        """The closure of a function."""
+        """The expression of a function's closure."""
         return f"{self._name(fn, 'r', reference(fn))}().__closure__"
 
 
-class _Held:
-    """What a weak reference is to an object that cannot be referred to weakly."""
+class _StrongReference:
+    """Replaces a weak reference to an object that does not support one."""
 
     __slots__ = ("_value",)
 
@@ -131,11 +132,11 @@ class _Held:
 
 
 def reference(value: Any) -> Any:
-    """A weak reference to an object, or a strong one if it cannot have one."""
+    """A weak reference to an object, or a strong one if it does not support weak ones."""
     try:
         return weakref.ref(value)
     except TypeError:
-        return _Held(value)
+        return _StrongReference(value)
 
 
 def _short(key: Any) -> str:
