@@ -312,7 +312,7 @@ def test_a_predicate_is_a_boolean_without_axes() -> None:
 def test_branches_return_the_same(other: Any, got: str) -> None:
     x = graph.placeholder("float32", [None, 2])
 
-    with refused(rf"`false_fn`.*`true_fn` returns: float32\[\?,2\].*(came|got): +{got}"):
+    with refused(rf"`false_fn`.*`true_fn` returns: float32\[\?,2\].*got: +{got}"):
         graph.cond(ops.sum(x) > 0.0, lambda: x * 2.0, lambda: other(x))
 
 
@@ -332,7 +332,7 @@ def test_branches_of_other_sizes_at_a_run(session: graph.Session, backend: str) 
 def test_branches_return_tensors() -> None:
     x = graph.placeholder("float32", [])
 
-    with refused("`false_fn`.*(came|got): +None"):
+    with refused("`false_fn`.*got: +None"):
         graph.cond(x > 0.0, lambda: x, lambda: None)
     with refused("`true_fn`.*function that returns None"):
         graph.cond(x > 0.0, lambda: None, lambda: None)
@@ -355,9 +355,7 @@ def test_operations_stand_alone_and_are_made_inside() -> None:
         graph.cond(x > 0.0, lambda: x, lambda: (w.assign(x), x)[1])
     with refused(r"`true_fn`.*updates no variable.*`assign"):
         graph.cond(x > 0.0, lambda: [w.assign(x), x], lambda: x)
-    with refused(
-        r"`false_fn`.*`true_fn` returns: <graph\.Operation assign.*(came|got): +float32\[\]"
-    ):
+    with refused(r"`false_fn`.*`true_fn` returns: <graph\.Operation assign.*got: +float32\[\]"):
         graph.cond(x > 0.0, lambda: w.assign(x), lambda: x)
 
     with refused(r"`true_fn`.*`assign.*which it does not return"):

@@ -347,7 +347,7 @@ def test_a_limit_of_traces_holds_for_sizes() -> None:
 
 def test_dynamic_of_a_trainer_is_checked() -> None:
     for dynamic in ({"z": 1}, {"x": "time"}):
-        with pytest.raises(ts.ArgumentError, match=r"(?s)`dynamic`.*expected.*came.*to fix"):
+        with pytest.raises(ts.ArgumentError, match=r"(?s)`dynamic`.*expected.*got.*to fix"):
             lone(mlp, regression, dynamic=dynamic).train_on_batch(*batch(4))
 
 

@@ -71,7 +71,7 @@ def _run(body: Body, values: dict[int, Any], depth: int) -> list[Any]:
         return ops.where(is_selected, value, ops.stop_gradient(value)) if is_float else value
 
     scope = scopes.current_scope()
-    with scopes.Branch(lambda variable, value: stopped(value), scope.place) as inside:
+    with scopes.Branch(lambda variable, value: stopped(value), scope.current_graph) as inside:
         found = body.run({key: stopped(value) for key, value in values.items()})
     inside.give_back(inside.new_values())
     return found

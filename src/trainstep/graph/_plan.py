@@ -76,7 +76,7 @@ class Plan:
             return self._run(values)
         # Without operations, only the RNG state may change: other writes (batch normalization, a
         # function in `graph.call`) are dropped.
-        branch, found = scopes.apart(lambda: self._run(values))
+        branch, found = scopes.run_isolated(lambda: self._run(values))
         scope = scopes.current_scope()
         for variable in branch.writes.values():
             if variable.name == _SEED:

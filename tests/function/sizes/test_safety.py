@@ -690,7 +690,7 @@ def test_a_size_past_the_warmed_up_one_still_works() -> None:
 )
 def test_a_warm_up_without_a_size_is_an_error(spec: ts.Spec, largest: Any) -> None:
     step = ts.function(lambda x: ops.sum(x))
-    with pytest.raises(ts.ArgumentError, match=r"(?s)expected.*came.*to fix"):
+    with pytest.raises(ts.ArgumentError, match=r"(?s)expected.*got.*to fix"):
         step.warm_up(spec, largest=largest)
     assert step.trace_count == 0
     assert float(step(np.ones((3, 2), "float32"))) == 6
