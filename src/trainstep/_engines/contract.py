@@ -186,11 +186,11 @@ class Engine(Protocol):
         """Makes this process one of many; gives a store of strings that all see."""
         ...
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What the first of many processes has, in all of them."""
         ...
 
-    def whole(self, variable: Variable) -> Any:
+    def gather(self, variable: Variable) -> Any:
         """The value of a variable, as a NumPy array, also if it lies in many processes."""
         ...
 

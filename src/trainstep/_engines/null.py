@@ -82,10 +82,10 @@ class NullEngine:
     ) -> Any:
         raise runs_on_one_device(self.name)
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return value
 
-    def whole(self, variable: Any) -> Any:
+    def gather(self, variable: Any) -> Any:
         return keras.ops.convert_to_numpy(variable.value)
 
     def assign(self, variables: Sequence[Any], values: Sequence[Any]) -> None:

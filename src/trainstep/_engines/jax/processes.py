@@ -65,7 +65,7 @@ class KeyValues:
         return dict(distributed.global_state.client.key_value_dir_get(prefix))
 
 
-def told(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
     """What the first process has, in all of them."""
     data = np.frombuffer(pickle.dumps(value), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
@@ -73,7 +73,7 @@ def told(value: Any) -> Any:
     return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes())
 
 
-def whole(value: Any) -> Any:
+def gather(value: Any) -> Any:
     """An array that may lie in many processes, in the memory of this one."""
     if value.is_fully_addressable or value.is_fully_replicated:
         return np.asarray(value)

@@ -81,10 +81,10 @@ class TensorFlowEngine:
 
         return connect(address, count, index, timeout=timeout)
 
-    def told(self, value: Any) -> Any:
-        return _group().told(value)
+    def broadcast(self, value: Any) -> Any:
+        return _group().broadcast(value)
 
-    def whole(self, variable: Any) -> Any:
+    def gather(self, variable: Any) -> Any:
         return keras.ops.convert_to_numpy(variable.value)
 
     def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
@@ -109,7 +109,7 @@ class TensorFlowEngine:
         """There is none."""
 
     def preempted(self, step: int, asked: bool) -> bool:
-        return any(_group().gathered(asked))
+        return any(_group().all_gather(asked))
 
     def canonical(self, dtype: str) -> str:
         return dtype

@@ -138,16 +138,16 @@ class Group:
         graph.trainstep_sums = [total]
         return total
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What the first process has, in all of them."""
-        key = f"trainstep/told/{next(self._message)}"
+        key = f"trainstep/broadcast/{next(self._message)}"
         if self.index == 0:
             self._put(key, value)
         return self._got(key)
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """What each process has, in all of them."""
-        key = f"trainstep/gathered/{next(self._message)}"
+        key = f"trainstep/all_gather/{next(self._message)}"
         self._put(f"{key}/{self.index}", value)
         return [self._got(f"{key}/{k}") for k in range(self.count)]
 
@@ -166,7 +166,7 @@ class Group:
     def agree_on(self, variables: Iterable[Variable]) -> None:
         """Gives variables the values of the first process, when they are first used."""
         new = [v for v in variables if not getattr(v, "_trainstep_agreed", False)]
-        values = self.told([keras.ops.convert_to_numpy(v.value) for v in new])
+        values = self.broadcast([keras.ops.convert_to_numpy(v.value) for v in new])
         for variable, value in zip(new, values, strict=True):
             variable._value.assign(value)
             variable._trainstep_agreed = True

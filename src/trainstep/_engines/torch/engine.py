@@ -91,12 +91,12 @@ class TorchEngine:
 
         return connect(address, count, index, timeout=timeout)
 
-    def told(self, value: Any) -> Any:
-        from trainstep._engines.torch.processes import told
+    def broadcast(self, value: Any) -> Any:
+        from trainstep._engines.torch.processes import broadcast
 
-        return told(value)
+        return broadcast(value)
 
-    def whole(self, variable: Any) -> Any:
+    def gather(self, variable: Any) -> Any:
         return keras.ops.convert_to_numpy(variable.value)
 
     def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ from trainstep._engines.shared.row_cuts import batch_of, with_own_rows
 from trainstep._engines.torch.collectives import gather
 from trainstep._engines.torch.partition.partition import Rows, partitioned
 from trainstep._engines.torch.partition.shapes import own_sizes, varying_sizes
-from trainstep._engines.torch.processes import told
+from trainstep._engines.torch.processes import broadcast
 from trainstep._engines.torch.state import as_tensor, set_grad_enabled, value_of, write_back
 
 
@@ -138,7 +138,7 @@ class Layout:
     def _agree_on(variables: Any) -> None:
         """Gives variables the values of the first process, when they are first used."""
         new = [v for v in variables if not getattr(v, "_trainstep_agreed", False)]
-        values = told([v._value.detach() for v in new])
+        values = broadcast([v._value.detach() for v in new])
         for variable, value in zip(new, values, strict=True):
             variable._value.data = value
             variable._trainstep_agreed = True
@@ -162,4 +162,4 @@ class Layout:
     @staticmethod
     def agree(arrays: Sequence[Any]) -> list[Any]:
         """The arrays of the first process, in all of them."""
-        return list(told(list(arrays)))
+        return list(broadcast(list(arrays)))

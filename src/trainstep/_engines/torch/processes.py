@@ -61,7 +61,7 @@ class KeyValues:
         return {key: self._store.get(key).decode() for key in keys if self._store.check([key])}
 
 
-def told(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
     """What the first process has, in all of them."""
     found = [value]
     dist.broadcast_object_list(found, src=0)
