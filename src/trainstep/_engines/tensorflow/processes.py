@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import socket
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from tensorflow.python.ops import collective_ops
 from trainstep._common.errors import ProcessLostError, StrategyError
 from trainstep._engines.contract import Tensor, Variable
 from trainstep._engines.shared.heartbeat import note_lost
-from trainstep._engines.tensorflow.listen_filter import hear_only
 from trainstep._engines.tensorflow.store import Kept, Store
 
 _KEY = 7001  # of the group of all processes; TensorFlow numbers its own from 1
@@ -63,7 +61,6 @@ def connect(address: str, count: int, index: int, *, timeout: float) -> Store:
             "  to fix:   see that all processes run, that the address is one of the first's, and "
             "that `trainstep.initialize` comes first"
         ) from error
-    _hear_only(own)
     _group = Group(store, count, index, runtime)
     return Store((host, int(port)), timeout)  # for another thread
 
@@ -77,20 +74,6 @@ def _own_address(host: str, port: int) -> str:
         own = made.getsockname()[0]
     with socket.create_server((own, 0)) as free:
         return f"{own}:{free.getsockname()[1]}"
-
-
-def _hear_only(own: str) -> None:
-    """TensorFlow's server listens on all interfaces; it is to hear this address alone."""
-    host, _, port = own.rpartition(":")
-    try:
-        hear_only(host, int(port))
-    except OSError as error:
-        warnings.warn(
-            f"TensorFlow's runtime listens on all interfaces of this machine, at port {port}: it "
-            f"could not be kept to {host} ({error}). Nothing that goes over it is authenticated: "
-            "let a firewall close the port to other networks.",
-            stacklevel=4,
-        )
 
 
 class Group:
