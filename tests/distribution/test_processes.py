@@ -1,4 +1,4 @@
-"""Many processes, on the loopback device of a network of their own."""
+"""Jobs of two processes, in a network namespace that has the loopback device only."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def run(directory: Path, script: str = "training.py", **plan: Any) -> dict[str, 
     given = {"script": str(HERE / script), "directory": str(directory), "count": 2, **plan}
     source = str(HERE.parents[1] / "src")
     env = {**os.environ, "PYTHONPATH": source, "TRAINSTEP_CACHE": "off", "OMP_NUM_THREADS": "1"}
+    env["XDG_STATE_HOME"] = str(directory / "state")  # for the key of the job, which nothing sets
     done = subprocess.run(
         [sys.executable, str(HERE / "namespace.py"), json.dumps(given)],
         env=env,
