@@ -177,21 +177,25 @@ class Engine(Protocol):
         ...
 
     def launched(self) -> tuple[str, int, int] | None:
-        """What a launcher that only the engine knows has set: the address, the count, the index."""
+        """Returns address, count and index as set by a launcher that only the engine detects."""
         ...
 
     def connect(
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
     ) -> Any:
-        """Makes this process one of many; gives a store of strings that all see."""
+        """Joins the job, and returns a store of strings that all processes share."""
         ...
 
     def broadcast(self, value: Any) -> Any:
-        """What the first of many processes has, in all of them."""
+        """Returns the value of the first process, in every process of the job.
+
+        Args:
+            value: Of the types that `shared.messages` encodes; used in the first process only.
+        """
         ...
 
     def gather(self, variable: Variable) -> Any:
-        """The value of a variable, as a NumPy array, also if it lies in many processes."""
+        """Returns the value of a variable as a NumPy array, gathered if it is sharded."""
         ...
 
     def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
