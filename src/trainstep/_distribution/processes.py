@@ -1,8 +1,7 @@
-"""`initialize`: makes this process a member of a job, and starts the engine's runtime for it.
+"""Jobs of many processes: reads the role of this process and starts the engine's runtime.
 
-trainstep has no launcher of its own. The program that started the processes (torchrun, SLURM,
-Kubernetes, a shell) sets environment variables: the number of processes, the index of this one, and
-the address on which the first one listens.
+trainstep has no launcher. The launcher (torchrun, SLURM, Kubernetes, a shell) sets environment
+variables: the number of processes, the index of this one, and the address of the first.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ class Processes:
     """The processes of a job.
 
     Attributes:
-        index: The number of this process, from 0.
+        index: The index of this process.
         count: The number of processes.
-        address: The address on which the first one listens, as `host:port`; empty if this is the
-            only process.
+        address: The address that the first process listens on, as `host:port`; empty if there is
+            one process.
     """
 
     index: int = 0
@@ -34,7 +33,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that shows progress and writes checkpoints."""
+        """Whether this process shows progress and writes checkpoints."""
         return self.index == 0
 
 
@@ -42,7 +41,7 @@ _job = Processes()
 
 
 def job() -> Processes:
-    """Returns the job that this process is a member of."""
+    """Returns the job that this process belongs to."""
     return _job
 
 
@@ -54,26 +53,37 @@ def initialize(
     heartbeat: float = 10.0,
     timeout: float = 300.0,
 ) -> Processes:
-    """Makes this process a member of a job. Call it before any other use of the engine.
+    """Makes this process part of a job of many processes.
 
-    Without arguments, the settings of the launcher apply: torchrun's `RANK`, `WORLD_SIZE`,
-    `MASTER_ADDR` and `MASTER_PORT`; `TF_CONFIG`; or SLURM, Open MPI and Kubernetes as JAX detects
-    them. Without any of these, this is the only process, and nothing is started.
+    Call it before the engine computes anything. Without arguments, it reads what the launcher has
+    set: torchrun's `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; `TF_CONFIG`; or the
+    variables of SLURM, Open MPI and Kubernetes as JAX detects them. If nothing is set, this is the
+    only process, and nothing is started.
 
-    The first process listens on the given address and on no other. TensorFlow's runtime binds a
-    port on all interfaces in every process; the kernel accepts packets for one address only.
-    If a process sends no heartbeat for `heartbeat` seconds, every other process reports it and
-    exits.
+    The first process listens on the given address and on no other. **The ports of a job need a
+    private network or a firewall:** the runtimes of JAX, TensorFlow and torch authenticate nobody
+    and encrypt nothing, and TensorFlow's gRPC server listens on all interfaces of every machine.
+    trainstep's own store, which TensorFlow needs, is protected by a key: `TRAINSTEP_AUTHKEY`, or
+    the content of the file `TRAINSTEP_AUTHKEY_FILE` (mode 600). On a loopback address neither is
+    needed.
+
+    If a process sends no heartbeat for `heartbeat` seconds, every other process exits with a
+    message.
 
     Args:
-        address: The address on which the first process listens, as `host:port`.
+        address: The address that the first process listens on, as `host:port`.
         count: The number of processes.
-        index: The number of this process, from 0.
+        index: The index of this process.
         heartbeat: Seconds without a heartbeat after which a process counts as lost.
-        timeout: Seconds to wait for the other processes at the start.
+        timeout: Seconds to wait for the others at the start.
 
     Returns:
-        The place of this process in its job.
+        The job, with the index of this process.
+
+    Raises:
+        ArgumentError: Some of `address`, `count` and `index` are missing, or `index` is too large.
+        StrategyError: The processes do not find each other, `initialize` was called before, or, on
+            TensorFlow, the address is not a loopback one and there is no key.
 
     Example:
         >>> import trainstep as ts
@@ -125,8 +135,7 @@ def _from_torchrun() -> _Launch | None:
     if not all(name in os.environ for name in names):
         return None
     host, port, count, index = (os.environ[name] for name in names)
-    # torchrun's own store listens on MASTER_PORT, and a killed attempt may still hold the port that
-    # it used, so each attempt takes the next one.
+    # torchrun's own store uses MASTER_PORT, and a killed attempt may still occupy the next port.
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return f"{host}:{int(port) + 1 + attempt}", int(count), int(index)
 
@@ -152,6 +161,5 @@ def _tf_config_error() -> StrategyError:
         '  expected: {"cluster": {"worker": ["host:port", ...]}, '
         '"task": {"type": "worker", "index": 0}}\n'
         f"  got:      {os.environ['TF_CONFIG']}\n"
-        "  to fix:   set it like this in every process, with the index of that process; every "
-        "process is a worker"
+        "  to fix:   set it like this in every process, each with its own index; all are workers"
     )

@@ -82,8 +82,8 @@ class Checkpoints:
         """Saves the current state of a trainer."""
         position = position or Position(total=int(trainer.optimizer.iterations.value))
         variables = state_of(trainer)
-        whole = _engines.current().whole
-        arrays = {_name(i, v): whole(v) for i, v in enumerate(variables)}
+        gather = _engines.current().gather
+        arrays = {_name(i, v): gather(v) for i, v in enumerate(variables)}
         self._saved = position.total
         if not job().is_first:
             return
@@ -171,7 +171,7 @@ class Checkpoints:
     def _newest(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Reads in the first process and broadcasts: the others may not see its directory."""
         found = checkpoint_files.newest(self.directory) if job().is_first else None
-        return found if job().count == 1 else _engines.current().told(found)
+        return found if job().count == 1 else _engines.current().broadcast(found)
 
     def _restore(
         self,
