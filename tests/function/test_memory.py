@@ -66,6 +66,7 @@ def train(model: Any, x: Any) -> Any:
     return loss
 
 
+@pytest.mark.slow
 def test_calls_at_one_signature_add_no_objects_and_no_memory(backend: str) -> None:
     model = make_model()
     seed = keras.random.SeedGenerator(1)
@@ -163,6 +164,7 @@ def by_attribute() -> Callable[[Any], None]:
     return use
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", [by_argument, by_closure, by_attribute])
 def test_models_that_are_dropped_are_freed_with_their_programs(
     make: Callable[[], Callable[[Any], None]],
@@ -192,6 +194,7 @@ def test_models_that_are_dropped_are_freed_with_their_programs(
     assert programs() <= left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [by_argument, by_closure])
 def test_many_models_in_a_loop_do_not_add_up(make: Callable[[], Callable[[Any], None]]) -> None:
     use = make()

@@ -132,6 +132,7 @@ print(f"{history.history['loss'][-1]:.6f}")
 """
 
 
+@pytest.mark.slow
 def test_the_command_line_accelerates_every_model_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))

@@ -142,8 +142,6 @@ class Recipe:
         ):
             yield
 
-    lent = installed  # the name that `graph` still uses
-
     def install(self) -> None:
         """Installs the recipe on the model for good, like `compile`: callbacks read it there."""
         vars(self.model).update(self._attributes)

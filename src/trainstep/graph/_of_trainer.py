@@ -144,10 +144,10 @@ def _with_gradients(model: Any, recipe: Recipe, parts: tuple[Any, ...]) -> Train
         if scales:
             grads = [None if g is None else call(_as_scaled(optimizer), g, loss) for g in grads]
         pairs = zip(grads, variables, strict=True)
-        return apply_gradients(optimizer, pairs, name, around=recipe.lent)
+        return apply_gradients(optimizer, pairs, name, around=recipe.installed)
 
     pairs = zip(raw, variables, strict=True)
-    train = apply_gradients(optimizer, pairs, "train", around=recipe.lent)
+    train = apply_gradients(optimizer, pairs, "train", around=recipe.installed)
     x, y, weights, outputs, _ = parts
     predictions = _call_model(model, x, training=False)
     return TrainerGraph(

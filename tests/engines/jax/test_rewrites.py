@@ -250,6 +250,7 @@ def network() -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_network_trains_as_without_rewriting(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)

@@ -40,6 +40,7 @@ def exact() -> Student:
 # What a policy costs.
 
 
+@pytest.mark.slow
 def test_exact_makes_a_program_for_every_shape(exact: Student) -> None:
     different = len(set(SIZES))
     assert exact.step.trace_count == exact.witness.runs == different
@@ -58,6 +59,7 @@ def test_bucket_traces_once_and_compiles_a_few() -> None:
     assert set(found) == {"trace", "bucket"}
 
 
+@pytest.mark.slow
 def test_a_grid_says_which_buckets() -> None:
     if not on_jax():
         pytest.skip("one program takes all sizes here")
@@ -127,6 +129,7 @@ def test_auto_is_the_default() -> None:
     assert ts.Shapes().policy == "auto"
 
 
+@pytest.mark.slow
 def test_a_counting_layer_agrees_with_the_ledger_over_two_hundred_batches() -> None:
     student = Student(shapes=ts.Shapes(patience=20))
     sizes = np.random.default_rng(0).integers(1, 65, 200)

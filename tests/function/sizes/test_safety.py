@@ -546,6 +546,7 @@ def test_without_a_background_two_runs_are_equal_bit_by_bit() -> None:
     assert [kind for kind, _ in entries].count("bucket") == (2 if on_jax() else 1)
 
 
+@pytest.mark.slow
 def test_a_function_that_is_dropped_while_it_compiles() -> None:
     if not on_jax():
         pytest.skip("one program takes all sizes here")
@@ -600,6 +601,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 def test_sixty_shapes_with_a_bound_of_eight_take_little_memory() -> None:
     if not on_jax():
         pytest.skip("measured where programs are largest")
