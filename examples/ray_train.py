@@ -2,16 +2,17 @@
 
     python examples/ray_train.py [DIRECTORY]
 
-Ray knows where the workers run, and tells all of them the address of the first. When one of them
-dies, Ray starts all of them again, and they go on from the newest checkpoint in the directory.
+Ray sends the address of the first worker, and a key for the job, to all workers. When a worker
+dies, Ray starts all of them again, and they continue from the newest checkpoint in the directory.
 Ray's own checkpoints are not used: they lag behind. On several machines, each has to see the
 directory and both files under the same names.
 
-Ray listens where other machines reach this one, also if it is told 127.0.0.1, and runs what it is
-sent: keep it on a private network.
+Ray listens on addresses that other machines can reach, even if it is given 127.0.0.1, and runs the
+code that it receives: run it on a private network.
 """
 
 import os
+import secrets
 import socket
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 
 def address_here() -> str:
-    """An address of this machine, with a port that is free."""
+    """Returns an address of this machine, with a port that is free."""
     host = ray.util.get_node_ip_address()
     with socket.create_server((host, 0)) as found:
         return f"{host}:{found.getsockname()[1]}"
@@ -37,7 +38,9 @@ def work(config: dict[str, str]) -> tuple[float, str]:
 
     place = get_context()
     index, count = place.get_world_rank(), place.get_world_size()
-    address = broadcast_from_rank_zero(address_here() if index == 0 else "")
+    made = (address_here(), secrets.token_hex(32)) if index == 0 else None
+    address, key = broadcast_from_rank_zero(made)
+    os.environ["TRAINSTEP_AUTHKEY"] = key  # Ray's address is seldom a loopback one
     ts.initialize(address, count, index)
     return tuple(train(config["directory"]))  # plain values, which the driver can read
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,11 +28,20 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if parents[:1] == ("engines",) and parents[1:] not in ((), (ENGINE,)) else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what needs no engine where another engine's process runs it.
 
     With `TRAINSTEP_SLOW_THIRD`, two thirds of the slow tests are left out, too.
     """
+    seen: Counter[object] = Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None:
+            function = getattr(item, "function", None)
+            if seen[function] % sampled.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[function] += 1
     third = os.environ.get("TRAINSTEP_SLOW_THIRD")
 
     def is_left_out(item: pytest.Item) -> bool:

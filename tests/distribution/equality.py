@@ -69,7 +69,7 @@ predicted = np.concatenate(
     [trainer.predict(x, batch_size=50), trainer.predict(x, batch_size=50, steps=2)]
 )
 found = [*model.variables, *trainer.optimizer.variables]
-values = [_engines.current().whole(v) for v in found]
+values = [_engines.current().gather(v) for v in found]
 numbers = [*history["loss"], *history["mae"], *logs.values(), *predicted.ravel()]
 if me.is_first:
     np.save(f"{directory}/state.npy", np.concatenate([*map(np.ravel, values), numbers]))

@@ -400,11 +400,11 @@ def test_wrong_arguments() -> None:
             make([])
         with pytest.raises(ts.ArgumentError, match=r"argument `devices`[\s\S]*'gpu:9'|99"):
             make([99])
-    with pytest.raises(ts.ArgumentError, match=r"argument `strategy`[\s\S]*came: +'mirrored'"):
+    with pytest.raises(ts.ArgumentError, match=r"argument `strategy`[\s\S]*got: +'mirrored'"):
         ts.function(lambda x: x, strategy="mirrored")  # type: ignore[call-overload]
     with pytest.raises(ts.ArgumentError, match=r"argument `strategy`[\s\S]*Mirrored"):
         trainer_of(mlp, "mirrored")
-    with pytest.raises(ts.ArgumentError, match=r"argument `how`[\s\S]*came: +'max'"):
+    with pytest.raises(ts.ArgumentError, match=r"argument `how`[\s\S]*got: +'max'"):
         ts.Mirrored().reduce("max", 1.0)
     with pytest.raises(ts.ArgumentError, match=r"argument `fn`[\s\S]*a function"):
         ts.Mirrored().run(3)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import pytest
 
 from tests.distribution.test_processes import HERE, run
 
+pytestmark = pytest.mark.slow
 EXAMPLES = HERE.parents[1] / "examples"
 
 

@@ -90,7 +90,7 @@ def test_a_tf_config_that_cannot_be_read(
 
 def test_by_hand(engine: Engine) -> None:
     assert ts.initialize("a:1", 2, 1).index == 1
-    with pytest.raises(ts.StrategyError, match=r"one of many already[\s\S]*call it once"):
+    with pytest.raises(ts.StrategyError, match=r"already a member of a job[\s\S]*call it once"):
         ts.initialize("a:1", 2, 1)
 
 

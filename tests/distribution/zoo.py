@@ -91,7 +91,7 @@ def numbers(make: Callable[[], Case]) -> Iterator[Any]:
     whole = first(x, ROWS), first(y, ROWS)
     trainer.fit(*whole, epochs=1, batch_size=5, progress=False)
     yield trainer.run("gradient_norm", *whole)
-    yield from map(_engines.current().whole, (*model.variables, *optimizer.variables))
+    yield from map(_engines.current().gather, (*model.variables, *optimizer.variables))
 
 
 found = [

@@ -6,8 +6,7 @@ from typing import Any
 
 from trainstep._doctor.records import NOWHERE, Cause, Note, Site, Span, Trace
 from trainstep._doctor.report import Event, Finding, Function, Report, SmallPrograms
-from trainstep._explain.advice import FINDINGS
-from trainstep._explain.causes import cure
+from trainstep._explain.causes import FINDINGS, cure
 
 STEP = Site("train.py", 12, "def train_step(x, y):", "<module>")
 CALL = Site("train.py", 41, "loss = train_step(x, y)", "main")

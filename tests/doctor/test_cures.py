@@ -12,7 +12,7 @@ import re
 import keras
 import pytest
 
-from trainstep._explain import advice, causes
+from trainstep._explain import causes
 
 from .cure import Cure
 from .running import HERE
@@ -40,7 +40,7 @@ def test_the_cure_works(cure: Cure) -> None:
 def test_every_cause_and_every_finding_has_a_cure_that_is_proved() -> None:
     files = sorted(HERE.glob("cures_*.py"))
     proved = {kind for file in files for kind in KIND.findall(file.read_text())}
-    said = {*causes.CURES, *advice.FINDINGS}
+    said = {*causes.CURES, *causes.FINDINGS}
 
     # Of these, one trace is needed, doctor knows no cause, or the causes have cures of their own.
     assert said - proved == {"mode", "unknown", "retraces", "compilations"}

@@ -14,7 +14,7 @@ import pytest
 
 from trainstep._doctor.command import main
 from trainstep._doctor.records import Cause, End, Incident, Log, Start, Trace
-from trainstep._explain.advice import FINDINGS
+from trainstep._explain.causes import FINDINGS
 
 from .running import SCRIPTS, doctor, examined, written
 

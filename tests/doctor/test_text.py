@@ -13,7 +13,7 @@ from trainstep._doctor.records import Site
 from trainstep._doctor.report import Report
 from trainstep._doctor.show import words
 from trainstep._doctor.show.text import text
-from trainstep._explain.advice import FINDINGS
+from trainstep._explain.causes import FINDINGS
 
 from . import sample_reports as samples
 

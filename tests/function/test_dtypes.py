@@ -345,6 +345,7 @@ def test_what_are_no_numbers_is_an_error(name: str, dtype: str) -> None:
 ONES: list[Any] = [1, 1.0, True, np.float32(1)]
 
 
+@pytest.mark.slow
 def test_ones_of_four_kinds_have_their_values_in_every_order() -> None:
     def step(x: Any, n: Any) -> Any:
         return ops.multiply(x, 3.0 if n is True else ops.cast(n, "float32"))

@@ -369,6 +369,7 @@ def near(got: Any, wanted: np.ndarray) -> bool:
     return got.shape == wanted.shape and bool(np.allclose(got, wanted, rtol=1e-3, atol=1e-3))
 
 
+@pytest.mark.slow
 def test_a_function_with_a_signature_takes_or_refuses_whatever_comes() -> None:
     weights = keras.Variable(np.ones((2,), "float32"), name="weights")
     optimizer = keras.optimizers.Adam(0.1)
@@ -480,6 +481,7 @@ def test_a_function_with_a_signature_takes_or_refuses_whatever_comes() -> None:
 # ------------------------------------------------------------------ a Trainer
 
 
+@pytest.mark.slow
 def test_a_trainer_takes_or_refuses_whatever_comes() -> None:
     model = keras.Sequential(
         [

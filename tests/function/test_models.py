@@ -318,6 +318,7 @@ def test_two_models_as_arguments_cost_a_trace_each_and_train_each_its_own() -> N
     assert [int(host(o.iterations)) for o in optimizers] == [3, 3]
 
 
+@pytest.mark.slow
 def test_a_model_passed_as_an_argument_is_not_kept_alive() -> None:
     forward = ts.function(lambda model, x: model(x))
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
@@ -684,6 +685,7 @@ def test_a_step_around_something_that_may_change_is_traced_anew() -> None:
     assert ask(settings) == 2.0
 
 
+@pytest.mark.slow
 def test_shared_programs_go_with_what_they_were_made_for() -> None:
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     data = [(np.ones((4, 3), "float32"), np.ones((4, 1), "float32"))]

@@ -332,6 +332,7 @@ def tensorflow_dies_of_bfloat16() -> bool:
     return subprocess.run([sys.executable, "-c", product], capture_output=True).returncode != 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_fifty_steps_leave_what_train_on_batch_leaves(case: Case, backend: str) -> None:
     if "bfloat16" in case.name and backend == "tensorflow" and tensorflow_dies_of_bfloat16():
@@ -339,6 +340,7 @@ def test_fifty_steps_leave_what_train_on_batch_leaves(case: Case, backend: str) 
     assert_parity(case, optimize="trace")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp_adam", "dropout"])
 def test_the_thorough_compiler_leaves_the_same(name: str, backend: str) -> None:
     """The other compiler that an engine may have (XLA, inductor)."""

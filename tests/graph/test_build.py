@@ -28,6 +28,7 @@ def identities(things: Any) -> set[int]:
 # Placeholders
 
 
+@pytest.mark.plain
 def test_a_placeholder_is_a_symbolic_tensor_of_keras() -> None:
     x = graph.placeholder("float32", [None, 3], name="x")
 
@@ -203,6 +204,7 @@ def test_the_variables_of_a_graph_are_its_own_and_those_of_its_layers() -> None:
     assert not identities(every) & identities(unused.variables)
 
 
+@pytest.mark.plain
 def test_the_variables_of_another_graph_are_not_listed() -> None:
     graph.Variable(1.0)
     with graph.Graph().as_default() as inside:
@@ -214,6 +216,7 @@ def test_the_variables_of_another_graph_are_not_listed() -> None:
     assert len(graph.trainable_variables()) == 1
 
 
+@pytest.mark.plain
 def test_what_follows_a_layer_elsewhere_is_not_listed() -> None:
     """A layer of a model, or of another graph, brings its own weights and no one else's."""
     first, second, third = layers.Dense(2), layers.Dense(2), layers.Dense(2)
@@ -230,12 +233,14 @@ def test_what_follows_a_layer_elsewhere_is_not_listed() -> None:
     assert identities(graph.global_variables()) == identities(first.variables)
 
 
+@pytest.mark.plain
 def test_own_variables_come_in_the_order_in_which_they_were_made() -> None:
     made = [graph.Variable(float(i)) for i in range(4)]
 
     assert [id(v) for v in graph.trainable_variables()] == [id(v) for v in made]
 
 
+@pytest.mark.plain
 def test_weights_of_layers_are_listed_as_the_same_tensors_each_time() -> None:
     layer = layers.Dense(2, name="listed")
     layer(graph.placeholder("float32", [None, 3]))

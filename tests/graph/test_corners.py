@@ -75,6 +75,7 @@ def test_a_single_operation_may_be_depended_on(session: graph.Session) -> None:
     assert session.run(after) == 2.0
 
 
+@pytest.mark.plain
 def test_default_graphs_end_in_the_order_in_which_they_began() -> None:
     outer, inner = graph.Graph(), graph.Graph()
     with outer.as_default(), inner.as_default():
@@ -98,7 +99,7 @@ def test_numbers_have_the_dtype_of_the_variable(session: graph.Session, backend:
 def test_numbers_that_would_be_lost_are_refused() -> None:
     count = graph.Variable(0)
 
-    with pytest.raises(ts.ArgumentError, match=r"no array|room"):
+    with pytest.raises(ts.ArgumentError, match="range of int32"):
         graph.constant(2**33)
     with pytest.raises(ts.ArgumentError, match=r"(?s)int32.*cast"):
         count.assign(graph.Variable(7.0) / 2.0)
@@ -133,6 +134,7 @@ def test_what_is_not_a_number_is_not_clipped_to_one(session: graph.Session) -> N
     assert np.isnan(session.run(clipped[0])).all()
 
 
+@pytest.mark.plain
 def test_targets_are_told_by_the_loss_of_their_output() -> None:
     x = keras.Input((3,))
     model = keras.Model(x, [layers.Dense(1, name="z")(x), layers.Dense(4, name="a")(x)])
@@ -146,6 +148,7 @@ def test_targets_are_told_by_the_loss_of_their_output() -> None:
     ]
 
 
+@pytest.mark.plain
 def test_outputs_without_a_loss_need_their_targets_said() -> None:
     x = keras.Input((3,))
     model = keras.Model(x, [layers.Dense(1, name="z")(x), layers.Dense(4, name="a")(x)])
@@ -165,6 +168,7 @@ def test_a_function_that_cannot_be_run_symbolically_is_named() -> None:
         graph.call(broken, x)
 
 
+@pytest.mark.plain
 def test_integers_have_no_gradients() -> None:
     with pytest.raises(ts.ArgumentError, match=r"(?s)`ys`.*float"):
         graph.gradients(graph.constant(3), graph.Variable(1.0))

@@ -16,6 +16,8 @@ import trainstep as ts
 from tests.helpers import assert_same, values_of
 from trainstep import graph
 
+pytestmark = pytest.mark.plain
+
 
 class Program:
     """A model whose every part has a name that stands in no other's."""

@@ -24,8 +24,10 @@ def run(fetches: Any, feed_dict: Any = None) -> Any:
 
 # Random numbers
 
+DRAWS = [graph.random_normal, pytest.param(graph.random_uniform, marks=pytest.mark.slow)]
 
-@pytest.mark.parametrize("draw", [graph.random_normal, graph.random_uniform])
+
+@pytest.mark.parametrize("draw", DRAWS)
 def test_random_numbers_are_drawn_anew_at_every_run(draw: Any) -> None:
     numbers, others = draw([5]), draw([5])
     session = graph.Session()
@@ -39,7 +41,7 @@ def test_random_numbers_are_drawn_anew_at_every_run(draw: Any) -> None:
     assert not np.array_equal(a, c)
 
 
-@pytest.mark.parametrize("draw", [graph.random_normal, graph.random_uniform])
+@pytest.mark.parametrize("draw", DRAWS)
 def test_a_seed_gives_the_same_sequence_again(draw: Any) -> None:
     sequences = []
     for seed in (7, 7, 8):
@@ -138,6 +140,7 @@ def test_layers_and_models_give_what_keras_gives() -> None:
     np.testing.assert_allclose(values[1], host(model(dense(data))), **ROUNDING)
 
 
+@pytest.mark.slow
 def test_masks_reach_the_layers_behind() -> None:
     embedding, recurrent = layers.Embedding(5, 3, mask_zero=True), layers.LSTM(2)
     words = np.array([[1, 2, 0, 0], [3, 0, 0, 0]], "int32")
@@ -150,6 +153,7 @@ def test_masks_reach_the_layers_behind() -> None:
     assert not np.allclose(value, unmasked, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_each_of_several_outputs_is_a_tensor() -> None:
     recurrent, data = layers.LSTM(2, return_state=True), normal(2, 3, 2)
     x = graph.placeholder("float32", [None, 3, 2])

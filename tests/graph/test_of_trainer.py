@@ -72,14 +72,13 @@ def assert_trained_alike(mine: ts.Trainer, theirs: ts.Trainer, tolerance: float)
 @pytest.mark.parametrize(
     ("build", "optimizer", "options", "tolerance"),
     [
-        (plain, sgd, {}, LINEAR),
         (plain, keras.optimizers.Adam, {}, ADAPTIVE),
-        (plain, sgd, {"clip_norm": 0.1}, LINEAR),
-        (rich, sgd, {}, ADAPTIVE),
-        (plain, sgd, {"accumulate": 2}, LINEAR),
-        (half, sgd, {}, HALF),
+        pytest.param(plain, sgd, {"clip_norm": 0.1}, LINEAR, marks=pytest.mark.slow),
+        pytest.param(rich, sgd, {}, ADAPTIVE, marks=pytest.mark.slow),
+        pytest.param(plain, sgd, {"accumulate": 2}, LINEAR, marks=pytest.mark.slow),
+        pytest.param(half, sgd, {}, HALF, marks=pytest.mark.slow),
     ],
-    ids=["sgd", "adam", "clip_norm", "dropout-and-normalization", "accumulate", "float16"],
+    ids=["adam", "clip_norm", "dropout-and-normalization", "accumulate", "float16"],
 )
 def test_the_train_operation_is_train_on_batch(
     build: Any, optimizer: Any, options: Any, tolerance: float
@@ -98,6 +97,7 @@ def test_the_train_operation_is_train_on_batch(
     assert_trained_alike(mine, theirs, tolerance)
 
 
+@pytest.mark.slow
 def test_what_is_changed_on_the_trainer_counts_at_the_next_run() -> None:
     mine, theirs = (trainer(clip_norm=10.0) for _ in range(2))
     parts = graph.of(mine)
@@ -113,6 +113,7 @@ def test_what_is_changed_on_the_trainer_counts_at_the_next_run() -> None:
     assert_trained_alike(mine, theirs, LINEAR)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_built_is_told_its_shapes() -> None:
     def build() -> ts.Trainer:
         keras.utils.set_random_seed(5)
@@ -130,6 +131,7 @@ def test_a_model_that_is_not_built_is_told_its_shapes() -> None:
     assert_trained_alike(mine, theirs, LINEAR)
 
 
+@pytest.mark.slow
 def test_targets_of_a_half_precision_model_keep_their_precision() -> None:
     """Keras computes losses in float32; 70,000 is beyond float16."""
     mine, theirs = trainer(half), trainer(half)
@@ -141,6 +143,7 @@ def test_targets_of_a_half_precision_model_keep_their_precision() -> None:
     np.testing.assert_allclose(loss, theirs.test_on_batch(X, targets)["loss"], rtol=HALF)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_scaled_loss_are_those_of_the_loss() -> None:
     mine = trainer(half)
     parts = graph.of(mine)
@@ -210,6 +213,7 @@ def test_the_parts_are_those_of_the_step() -> None:
     np.testing.assert_array_equal(session.run(parts.outputs, {parts.x: X}), outputs)  # no label
 
 
+@pytest.mark.slow
 def test_looking_changes_nothing() -> None:
     mine = trainer(rich)
     mine.train_on_batch(X, Y)
@@ -222,6 +226,7 @@ def test_looking_changes_nothing() -> None:
     assert_same(state, before, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_own_clipping_is_that_of_the_trainer() -> None:
     mine, theirs = trainer(), trainer(clip_norm=0.1)
     parts = graph.of(mine)
@@ -237,6 +242,7 @@ def test_own_clipping_is_that_of_the_trainer() -> None:
     assert_trained_alike(mine, theirs, LINEAR)
 
 
+@pytest.mark.slow
 def test_gradient_noise() -> None:
     mine = trainer()
     parts = graph.of(mine)
@@ -294,6 +300,7 @@ def test_the_loss_with_a_term_of_ones_own() -> None:
     np.testing.assert_allclose(found, alone + host(kernel), rtol=ADAPTIVE, atol=LINEAR)
 
 
+@pytest.mark.slow
 def test_weights_by_sample() -> None:
     mine, theirs = trainer(), trainer()
     parts = graph.of(mine, sample_weight=True)
@@ -311,6 +318,7 @@ def test_weights_by_sample() -> None:
     assert_trained_alike(mine, theirs, LINEAR)
 
 
+@pytest.mark.slow
 def test_labels_that_are_not_like_the_outputs_are_declared() -> None:
     def classifier() -> ts.Trainer:
         keras.utils.set_random_seed(5)
@@ -328,6 +336,7 @@ def test_labels_that_are_not_like_the_outputs_are_declared() -> None:
     assert_trained_alike(mine, theirs, LINEAR)
 
 
+@pytest.mark.slow
 def test_a_model_with_several_inputs_and_outputs() -> None:
     def build() -> ts.Trainer:
         keras.utils.set_random_seed(5)
@@ -351,6 +360,7 @@ def test_a_model_with_several_inputs_and_outputs() -> None:
     assert_trained_alike(mine, theirs, LINEAR)
 
 
+@pytest.mark.slow
 def test_the_trainer_and_the_graph_take_turns() -> None:
     mine, theirs = (
         trainer(optimizer=keras.optimizers.Adam),
@@ -369,6 +379,7 @@ def test_the_trainer_and_the_graph_take_turns() -> None:
     assert_trained_alike(mine, theirs, ADAPTIVE)
 
 
+@pytest.mark.slow
 def test_batches_of_another_size_train_as_they_do_in_the_trainer() -> None:
     mine, theirs = trainer(), trainer()
     parts = graph.of(mine)

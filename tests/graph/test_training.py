@@ -18,6 +18,8 @@ import trainstep as ts
 from tests.helpers import assert_same, normal
 from trainstep import graph
 
+pytestmark = pytest.mark.slow  # `test_of_trainer.py` compares shorter runs
+
 STEPS = 10
 TOLERANCE = {"sgd": 1e-6, "adam": 1e-5}
 

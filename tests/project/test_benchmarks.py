@@ -21,6 +21,7 @@ def test_a_benchmark_can_be_imported(name: str) -> None:
     importlib.import_module(f"benchmarks.{name}")
 
 
+@pytest.mark.slow
 def test_contenders_take_the_same_first_step() -> None:
     """TOLERANCE: one forward pass in float32, in another order of operations on each."""
     case = models.CASES["MLP 20-10-1"]

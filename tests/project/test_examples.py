@@ -42,6 +42,7 @@ def test_five_lines_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mean squared error" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_accelerated_script_gives_the_weights_of_keras(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -52,6 +53,7 @@ def test_an_accelerated_script_gives_the_weights_of_keras(
     assert "largest difference" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_gan_approaches_its_data_in_one_trace(capsys: pytest.CaptureFixture[str]) -> None:
     real, made, traces = load("gan").main()
 

@@ -164,6 +164,7 @@ def test_importing_is_light_and_silent(module: str) -> None:
     assert probe(module) == CLEAN
 
 
+@pytest.mark.slow
 def test_the_check_of_the_import_can_fail(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(
         "import logging, os, sys, types, warnings, keras\n"

@@ -254,6 +254,7 @@ def test_a_trainer_draws_anew_at_each_step_and_follows_the_seed(what: str) -> No
     assert first[1] == 1
 
 
+@pytest.mark.slow
 def test_fit_follows_the_seed() -> None:
     def run() -> list[float]:
         keras.utils.set_random_seed(5)

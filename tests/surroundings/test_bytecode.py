@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainstep._surroundings.bytecode import changed_at, scan
-from trainstep._surroundings.code_paths import Path
+from trainstep._surroundings.code_model import Path
 
 pytestmark = pytest.mark.plain
 

@@ -1057,6 +1057,7 @@ class Whole(keras.Model):
         return self.last(x)
 
 
+@pytest.mark.slow
 def test_layers_optimizers_and_metrics_that_build_themselves_in_a_step_are_not_reported() -> None:
     model = keras.Sequential(
         [Built(), layers.BatchNormalization(), layers.Dropout(0.2), layers.Dense(1)]
@@ -1085,6 +1086,7 @@ def test_layers_optimizers_and_metrics_that_build_themselves_in_a_step_are_not_r
     assert int(optimizer.iterations.value) == 3
 
 
+@pytest.mark.slow
 def test_a_whole_training_is_not_reported() -> None:
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
     trainer = ts.Trainer(

@@ -95,7 +95,7 @@ def test_a_model_with_its_own_step_is_left_to_keras() -> None:
             return super().train_step(*args)
 
     model = Own([keras.layers.Dense(1)])
-    with pytest.warns(UserWarning, match="left to Keras.*train_step"):
+    with pytest.warns(UserWarning, match="not accelerated.*train_step"):
         ts.accelerate(model)
     assert not any(name in vars(model) for name in METHODS)
 
@@ -132,6 +132,7 @@ print(f"{history.history['loss'][-1]:.6f}")
 """
 
 
+@pytest.mark.slow
 def test_the_command_line_accelerates_every_model_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))

@@ -82,6 +82,7 @@ def two_outputs() -> keras.Model:
     return keras.Model(x, [layers.Dense(2, name="p")(x), layers.Dense(2, name="q")(x)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", [list, dict])
 def test_loss_weights(structure: type) -> None:
     """New weights give what a trainer that was made with them gives."""
@@ -153,6 +154,7 @@ def test_frozen_like_keras() -> None:
     assert trainer.trace_count == 2
 
 
+@pytest.mark.slow
 def test_frozen_before_fit_of_a_compiled_model() -> None:
     """`trainable` that changed after Keras compiled the model is what counts."""
     model = compiled(mlp(), **regression())
@@ -219,6 +221,7 @@ def test_max_traces() -> None:
     trainer.train_on_batch(X, Y)
 
 
+@pytest.mark.slow
 def test_two_thousand_batches_leave_nothing() -> None:
     """Objects that the garbage collector tracks do not pile up with the calls."""
     trainer = lone(mlp, regression)

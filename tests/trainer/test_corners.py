@@ -103,6 +103,7 @@ def test_classes_may_be_negative() -> None:
     assert found == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", "sgd", "adafactor"])
 def test_a_model_that_thawed_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
     model = net(2)

@@ -67,6 +67,7 @@ class BatchLosses(keras.callbacks.Callback):
 # A batch at a time.
 
 
+@pytest.mark.slow
 def test_a_stream_of_batches_is_trained_on_as_with_exact_shapes() -> None:
     trainer = lone(normalized, regression, shapes=ts.Shapes(background=False, patience=3))
     exactly = lone(normalized, regression, shapes="exact")
@@ -154,6 +155,7 @@ def test_three_epochs_with_a_short_last_batch_are_two_programs() -> None:
     assert kinds(steps)["refused"] == 0
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_short_last_batch_is_its_true_mean() -> None:
     trainer = lone(mlp, regression)
     x, y = batch(100)
@@ -166,6 +168,7 @@ def test_the_loss_of_the_short_last_batch_is_its_true_mean() -> None:
     assert found["loss"] == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_over_a_short_last_batch() -> None:
     theirs, trainer = twins(normalized, regression)
     x, y = batch(21)
@@ -182,6 +185,7 @@ def test_evaluate_and_predict_over_a_short_last_batch() -> None:
         assert kinds(entries(trainer, step))["trace"] == 2, step
 
 
+@pytest.mark.slow
 def test_fit_on_a_generator_of_random_sizes() -> None:
     sizes = [int(n) for n in np.random.default_rng(5).integers(2, 25, 4)]
 
@@ -229,6 +233,7 @@ def two_outputs(n: int, seed: int = 0) -> tuple[Any, Any]:
     return x, {"a": normal(n, 1, seed=seed + 2), "b": normal(n, 2, seed=seed + 3)}
 
 
+@pytest.mark.slow
 def test_losses_of_several_outputs_are_weighted_by_samples() -> None:
     """Ten rows in batches of eight: the mean over rows, not over the two batches."""
     trainer = lone(heads, two_losses)
@@ -244,6 +249,7 @@ def test_losses_of_several_outputs_are_weighted_by_samples() -> None:
     assert found["a_mae"] == pytest.approx(np.mean(np.abs(outputs["a"] - y["a"])), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stream_for_several_inputs_and_outputs() -> None:
     trainer, exactly = lone(heads, two_losses), lone(heads, two_losses, shapes="exact")
     for i, n in enumerate((6, 3, 6)):
@@ -277,6 +283,7 @@ def test_time_distributed_with_varying_time_is_right(masked: bool) -> None:
             np.testing.assert_allclose(host(found), host(wanted), rtol=EXACT, atol=EXACT)
 
 
+@pytest.mark.slow
 def test_targets_along_time_vary_with_it() -> None:
     """A tag for every word: the time of `x` and that of `y` are one, by name or by size."""
 
@@ -309,6 +316,7 @@ def test_the_learning_rate_changes_without_a_program() -> None:
     assert len(trainer.ledger) == entries
 
 
+@pytest.mark.slow
 def test_a_trainer_inside_a_function_takes_batches_of_many_sizes() -> None:
     trainer, exactly = lone(mlp, regression), lone(mlp, regression, shapes="exact")
 
@@ -337,6 +345,7 @@ def test_x_and_y_of_different_lengths_are_refused_at_every_size() -> None:
     assert_same(trainer.model.weights, before, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_limit_of_traces_holds_for_sizes() -> None:
     trainer = lone(mlp, regression, max_traces=2)
     for i, n in enumerate((6, 4, 9, 2, 30)):
@@ -347,7 +356,7 @@ def test_a_limit_of_traces_holds_for_sizes() -> None:
 
 def test_dynamic_of_a_trainer_is_checked() -> None:
     for dynamic in ({"z": 1}, {"x": "time"}):
-        with pytest.raises(ts.ArgumentError, match=r"(?s)`dynamic`.*expected.*came.*to fix"):
+        with pytest.raises(ts.ArgumentError, match=r"(?s)`dynamic`.*expected.*got.*to fix"):
             lone(mlp, regression, dynamic=dynamic).train_on_batch(*batch(4))
 
 

@@ -78,7 +78,7 @@ def assert_says(error: ts.ArgumentError, argument: str) -> None:
     text = str(error)
     assert f"`{argument}`" in text or f"`{argument}[" in text, text
     lines = [line.strip() for line in text.splitlines()]
-    for start in ("expected:", "came:", "to fix:"):
+    for start in ("expected:", "got:", "to fix:"):
         found = [line for line in lines if line.startswith(start)]
         assert len(found) == 1, text
         assert len(found[0]) > len(start) + 3, text

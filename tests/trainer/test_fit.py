@@ -107,6 +107,7 @@ ARRAYS: dict[str, Options] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays(name: str) -> None:
     theirs, trainer = twins(mlp, weighted)
@@ -137,6 +138,7 @@ def test_evaluate_and_predict() -> None:
     assert_twins(trainer, theirs, 0, slots=False)
 
 
+@pytest.mark.slow
 def test_structures() -> None:
     """Dicts of arrays in and out, through fit, evaluate and predict.
 
@@ -301,6 +303,7 @@ def test_function_makes_each_epoch() -> None:
     assert len(calls) == 3
 
 
+@pytest.mark.slow
 def test_tuples_of_arrays() -> None:
     """`fit((x, y))` and `fit((x, y, weight))` are `fit(x, y)` with or without weights."""
     for weight in ((), (WEIGHT,)):
@@ -311,6 +314,7 @@ def test_tuples_of_arrays() -> None:
         assert_twins(trainer, theirs, EXACT)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("steps", "make"), [(2, mlp), (4, random_layers), (50, mlp)])
 def test_several_steps_per_call(steps: int, make: Callable[[], keras.Model]) -> None:
     """The same numbers, whether or not the steps divide the six batches, of which one is short."""
@@ -394,11 +398,12 @@ def test_rows_that_another_thread_takes_are_the_same(
         return trainer.model.get_weights()
 
     expected = fitted()
-    monkeypatch.setattr("trainstep._data.arrays._CHUNK", 1)
-    monkeypatch.setattr("trainstep._data.arrays._AHEAD", 1)
+    monkeypatch.setattr("trainstep._data.arrays._CHUNK_BYTES", 1)
+    monkeypatch.setattr("trainstep._data.arrays._PREFETCH_CHUNKS", 1)
     assert_same(fitted(), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_shuffle_is_the_default_for_arrays_only() -> None:
     """A stream of batches keeps its order; `shuffle` leaves x, y and weights together."""
     trainer, other = lone(mlp, weighted), lone(mlp, weighted)

@@ -54,6 +54,7 @@ def test_nested_equals_plain(build: Any) -> None:
     assert_twins(trainer, other.model, EXACT)
 
 
+@pytest.mark.slow
 def test_nested_values_are_tensors_to_compute_with() -> None:
     trainer, other = lone(mlp, regression), lone(mlp, regression)
 
@@ -66,6 +67,7 @@ def test_nested_values_are_tensors_to_compute_with() -> None:
         assert float(step(*batch(i))) == pytest.approx(wanted, rel=EXACT)
 
 
+@pytest.mark.slow
 def test_two_updates_of_one_model_in_a_step() -> None:
     """The second sees the weights that the first left; values are of each batch alone."""
     trainer, other = lone(mlp, regression), lone(mlp, regression)
@@ -84,6 +86,7 @@ def test_two_updates_of_one_model_in_a_step() -> None:
     assert_twins(trainer, other.model, EXACT)
 
 
+@pytest.mark.slow
 def test_nested_weights_of_samples_and_classes() -> None:
     def build() -> keras.Model:
         return keras.Sequential([keras.Input((6,)), layers.Dense(3, activation="softmax")])

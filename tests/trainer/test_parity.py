@@ -342,6 +342,7 @@ def compare(case: Case, theirs: keras.Model, trainer: ts.Trainer) -> None:
     assert_same(trainer.model.weights, before, rtol=0, atol=0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
 def test_same_as_keras(case: Case) -> None:
     compare(case, *twins(case.build, case.arguments, case.keras_arguments, **case.ours))
@@ -458,6 +459,7 @@ def test_kinds_of_arrays(kind: str, pair: tuple[ts.Trainer, ts.Trainer]) -> None
     assert_same(trainer.model.weights, other.model.weights, EXACT, EXACT)
 
 
+@pytest.mark.slow
 def test_list_of_rows_at_the_first_call() -> None:
     """A list of rows means the same before anything was traced as after."""
     x, y = rows(0)

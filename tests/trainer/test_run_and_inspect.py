@@ -67,6 +67,7 @@ def test_nothing_changes_without_update() -> None:
         np.testing.assert_array_equal(old, numpy(variable.value))
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_next_training_step() -> None:
     t = trainer()
     asked = float(t.run("loss", X, Y))
@@ -95,6 +96,7 @@ def test_gradients_are_those_of_value_and_grad() -> None:
     assert float(t.run("gradient_norm", X, Y)) == pytest.approx(float(norm), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_updates_are_what_an_update_then_does() -> None:
     t = trainer()
     before = {v.path: numpy(v.value).copy() for v in t.model.trainable_variables}
@@ -240,6 +242,7 @@ def test_the_first_bad_place_may_be_the_data_or_a_weight() -> None:
     assert t.model.layers[0].kernel.path in t.inspect(X, Y).first_bad
 
 
+@pytest.mark.slow
 def test_no_more_is_computed_than_was_asked_for() -> None:
     t = trainer()
     t.train_on_batch(X, Y)

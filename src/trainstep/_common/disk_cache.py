@@ -1,8 +1,8 @@
-"""Where compiled programs are kept from one process to the next.
+"""The folder in which compiled programs are kept between processes.
 
-An engine that has a cache on disk of its own is given a folder for what trainstep compiles, and
-for nothing else. `TRAINSTEP_CACHE` in the environment, or `set_cache`, names another folder, or
-turns it off.
+An engine with a disk cache of its own gets a folder for the programs that trainstep compiles, and
+for nothing else. `TRAINSTEP_CACHE` in the environment, or `set_cache`, sets another folder or turns
+the cache off.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import os
 import platform
 from pathlib import Path
 
-_LIMIT = 1 << 30  # bytes; past it, half of them go, the oldest first
+_LIMIT = 1 << 30  # bytes; beyond it, the oldest files are deleted until half are left
 _OFF = ("", "0", "off", "none")
-_set: list[str | None] = []
+_override: list[str | None] = []  # empty: `set_cache` was not called
 
 
 def set_cache(folder: str | os.PathLike[str] | None) -> None:
     """Sets the folder that compiled programs are kept in; None turns the cache off.
 
-    It is trusted: whoever can write to it can run code in your processes.
+    The folder is trusted: anyone who can write to it can run code in your processes.
 
     Example:
         >>> import trainstep as ts
         >>> ts.set_cache(None)
     """
-    _set[:] = [None if folder is None else os.fspath(folder)]
+    _override[:] = [None if folder is None else os.fspath(folder)]
 
 
 def folder(engine: str, version: str) -> str | None:
-    """The folder for an engine's programs on this machine; None if there is to be none."""
-    given = _set[0] if _set else os.environ.get("TRAINSTEP_CACHE")
-    if (_set and given is None) or (given is not None and given.lower() in _OFF):
+    """The folder for an engine's programs on this machine; None if the cache is off."""
+    given = _override[0] if _override else os.environ.get("TRAINSTEP_CACHE")
+    if (_override and given is None) or (given is not None and given.lower() in _OFF):
         return None
     root = Path(given) if given else _home() / "trainstep"
-    return _made(str(root / f"{engine}-{version}-{_machine()}"))
+    return _create(str(root / f"{engine}-{version}-{_machine()}"))
 
 
 def _home() -> Path:
@@ -45,7 +45,7 @@ def _home() -> Path:
 
 @functools.cache
 def _machine() -> str:
-    """Tells processors apart: a program for one may use instructions that another has not."""
+    """A hash of the processor: a program for one may use instructions that another lacks."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         described = [line for line in lines if line.startswith(("flags", "Features", "model name"))]
@@ -56,8 +56,8 @@ def _machine() -> str:
 
 
 @functools.cache
-def _made(path: str) -> str | None:
-    """The folder, made and of limited size; None where none can be made."""
+def _create(path: str) -> str | None:
+    """Creates the folder and limits its size; None if it cannot be created."""
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         _prune(Path(path))

@@ -5,19 +5,19 @@
     ├── RetraceLimitError    one more trace than `max_traces` allows; carries the ledger entry
     ├── ControlFlowError     Python asked for the value of a tensor while a step was traced
     ├── ForeignTraceError    a function called inside another compiler's trace
-    ├── GradientError        a differentiation that cannot be made
-    ├── StateError           a variable written where its value cannot leave
-    ├── SideEffectError      Python in a step that would run while tracing and never again
-    ├── StaleCaptureError    a value that a step took from around it has changed since
-    ├── NonFiniteError       a loss or gradients that are not finite; nothing was changed
-    ├── StrategyError        a step cannot be spread as was asked
+    ├── GradientError        a gradient that cannot be computed
+    ├── StateError           a variable written in a branch or loop, which its value cannot leave
+    ├── SideEffectError      Python in a step that would run during tracing and never again
+    ├── StaleCaptureError    a captured value has changed since the trace
+    ├── NonFiniteError       the loss or a gradient is not finite; no variable was updated
+    ├── StrategyError        a step cannot be distributed as requested
     ├── ProcessLostError     another process of the job is gone
-    └── CheckpointError      a checkpoint that is not of this trainer
-    SizesWarning             sizes that vary cost a program each, and why
-    SideEffectWarning        what a SideEffectError says, and the step goes on
-    StaleCaptureWarning      what a StaleCaptureError says, and the step goes on
+    └── CheckpointError      a checkpoint does not belong to this trainer
+    SizesWarning             each dynamic size needs a program of its own, and why
+    SideEffectWarning        a side effect was found; the step continues
+    StaleCaptureWarning      a captured value has changed; the step continues
 
-A message is one line of fact, then what came, what was expected, and the cure.
+A message is one line of fact, then the expected and the given value, and the fix.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 class TrainstepError(Exception):
     """The base of every error that trainstep raises itself."""
 
-    # Keras rebuilds an exception that passes through a layer from its text, unless told that
-    # this was done. Ours say where they come from themselves.
+    # Keras rebuilds an exception that passes through a layer from its text, which drops our
+    # attributes, unless this flag says that it did so already.
     _keras_call_info_injected = True
 
 
 class ArgumentError(TrainstepError, TypeError):
     """An argument cannot enter a compiled step, or does not fit the signature."""
 
-    def __init__(self, function: str, argument: str, expected: str, came: str, cure: str) -> None:
+    def __init__(self, function: str, argument: str, expected: str, got: str, cure: str) -> None:
         super().__init__(
             f"`{function}`: argument `{argument}` does not fit.\n"
             f"  expected: {expected}\n"
-            f"  came:     {came}\n"
+            f"  got:      {got}\n"
             f"  to fix:   {cure}"
         )
         self.argument = argument
@@ -97,11 +97,11 @@ class ForeignTraceError(TrainstepError):
 
 
 class GradientError(TrainstepError):
-    """A differentiation that cannot be made as asked."""
+    """A gradient cannot be computed as requested."""
 
 
 def nothing_to_differentiate_by() -> GradientError:
-    """No variables were given, or none that is trainable was read."""
+    """The error for an empty `variables`, or a function that reads no trainable variable."""
     return GradientError(
         "`variables` is empty: there is nothing to differentiate by.\n"
         "  why:      a model that is not built yet has no variables before its first call; a "
@@ -125,92 +125,93 @@ class StateError(TrainstepError):
 
 
 class SideEffectError(TrainstepError):
-    """Python in a step would run while it is traced, and never again."""
+    """Python in a step would run during tracing, and never again."""
 
 
 class StaleCaptureError(TrainstepError):
-    """A value that a step took from around it while it was traced has changed since."""
+    """A captured value has changed since the step was traced."""
 
 
 class NonFiniteError(TrainstepError):
-    """The loss or a gradient was not finite; every variable is as it was.
+    """The loss or a gradient is not finite; no variable was updated.
 
     Attributes:
         function: The name of the function.
         skipped: How many batches it has skipped so far.
     """
 
-    def __init__(self, function: str, came: str, which: str, skipped: int) -> None:
-        where = f"  which:    {which}; the others were trained on\n" if which else ""
+    def __init__(self, function: str, got: str, which: str, skipped: int) -> None:
+        where = f"  which:    {which}; the other batches updated the variables\n" if which else ""
         super().__init__(
-            f"`{function}` met a batch that is not finite; nothing was changed by it.\n"
-            f"  came:     {came}\n"
+            f"`{function}`: the loss or a gradient of this batch is not finite; no variable was "
+            "updated.\n"
+            f"  got:      {got}\n"
             f"{where}"
             f"  skipped:  {skipped} so far\n"
             "  to fix:   look at the batch with `Trainer.inspect`, which names the first layer "
-            'where it arises; `nan_policy="skip"` leaves such batches out and goes on'
+            'where it arises; `nan_policy="skip"` skips such batches and continues'
         )
         self.function = function
         self.skipped = skipped
 
 
 class StrategyError(TrainstepError):
-    """A step cannot be spread over devices or processes as was asked."""
+    """A step cannot be distributed over devices or processes as requested."""
 
 
 class ProcessLostError(StrategyError):
-    """Another process of the job is gone; this one cannot go on without it."""
+    """Another process of the job is gone; this one cannot continue without it."""
 
-    def __init__(self, told: str) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(
             "a step of many processes failed, most likely because one of them is gone.\n"
-            f"  came:     {told}\n"
-            "  to fix:   let this process end, and restart all of them: they go on from the newest "
-            "checkpoint (`trainstep.Checkpoints`)"
+            f"  got:      {reason}\n"
+            "  to fix:   let this process end, and restart all of them: they resume from the "
+            "newest checkpoint (`trainstep.Checkpoints`)"
         )
 
 
 class CheckpointError(TrainstepError):
-    """A checkpoint does not fit the trainer that is to go on from it."""
+    """A checkpoint does not fit the trainer that restores it."""
 
 
 def calls_the_host() -> StrategyError:
-    """A step over several devices or processes that calls Python."""
+    """The error for a host call in a step over several devices or processes."""
     return StrategyError(
         "a step over several devices cannot call the host.\n"
         "  expected: a step without `trainstep.print` and `trainstep.callback`\n"
-        "  came:     a step with one of them\n"
-        "  to fix:   return the values, and look at them after the step; or use `Single()`"
+        "  got:      a step with one of them\n"
+        "  to fix:   return the values and use them after the step; or use `Single()`"
     )
 
 
 def variables_are_whole(engine: str) -> StrategyError:
-    """`Sharded` on an engine that cuts batches alone."""
+    """The error for `Sharded` on an engine that can shard batches only."""
     return StrategyError(
-        f"on {engine}, variables are whole in every process.\n"
+        f"on {engine}, every process holds whole variables.\n"
         "  expected: the JAX backend, for `Sharded`\n"
-        f"  came:     {engine}\n"
+        f"  got:      {engine}\n"
         "  to fix:   use `trainstep.Mirrored()`, or set KERAS_BACKEND=jax"
     )
 
 
 def runs_on_one_device(engine: str) -> StrategyError:
-    """A strategy of several devices on an engine that has none."""
+    """The error for a strategy of several devices on an engine with one."""
     return StrategyError(
         f"on {engine}, a step runs on one device.\n"
-        "  expected: a backend of Keras's, for a strategy of several devices or processes\n"
-        f"  came:     {engine}\n"
+        "  expected: a Keras backend, for a strategy of several devices or processes\n"
+        f"  got:      {engine}\n"
         "  to fix:   use `trainstep.Single()`"
     )
 
 
 class SideEffectWarning(UserWarning):
-    """Python in a step ran while it was traced, and never will again."""
+    """Python in a step ran during tracing, and will not run again."""
 
 
 class StaleCaptureWarning(UserWarning):
-    """A value that a step took from around it while it was traced has changed since."""
+    """A captured value has changed since the step was traced."""
 
 
 class SizesWarning(UserWarning):
-    """Sizes that vary cost a program each, because of something in the step."""
+    """Something in the step makes each dynamic size need a program of its own."""

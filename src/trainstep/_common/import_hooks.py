@@ -1,7 +1,7 @@
-"""Hooks in libraries: put in place when a library is imported, and taken out again.
+"""Temporarily replaces functions of libraries when the libraries are imported.
 
-Nothing is imported here. What is imported already is hooked at once, and the rest when it is
-imported. A hook that does not fit the installed version is told of, and left out.
+No library is imported here: a hook runs at once if its library is imported already, and otherwise
+right after the import. A hook that does not fit the installed version is reported and skipped.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Hook = Callable[[Any], None]
 
 
 class Patches:
-    """Everything that is changed in a process.
+    """The hooks and replaced attributes of a process, and how to undo them.
 
     Args:
-        failed: Told of a hook that does not fit: the module's name and why.
+        failed: Called with the module's name and the error of a hook that does not fit.
     """
 
     def __init__(self, failed: Callable[[str, Exception], None]) -> None:
         self._failed = failed
         self._hooks: dict[str, list[Hook]] = {}
         self._undo: list[Callable[[], None]] = []
-        self._busy: set[str] = set()
+        self._finding: set[str] = set()
 
     def on_import(self, module: str, hook: Hook) -> None:
         """Runs a hook with a module, now or when it is imported."""
@@ -42,19 +42,19 @@ class Patches:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds a module that is waited for as Python would, and has its hooks run after it."""
-        if name not in self._hooks or name in self._busy:
+        """Finds a hooked module as Python would, and runs the hooks after its import."""
+        if name not in self._hooks or name in self._finding:
             return None
-        self._busy.add(name)
+        self._finding.add(name)
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self._busy.discard(name)
+            self._finding.discard(name)
         if spec is not None and spec.loader is not None:
-            self._follow(name, spec.loader)
+            self._run_after(name, spec.loader)
         return spec
 
-    def _follow(self, name: str, loader: Any) -> None:
+    def _run_after(self, name: str, loader: Any) -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -71,11 +71,11 @@ class Patches:
         for hook in hooks:
             try:
                 hook(module)
-            except Exception as error:  # the script is to run all the same
+            except Exception as error:  # the user's script has to run all the same
                 self._failed(name, error)
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Puts what `make` makes of an attribute in its place.
+        """Replaces an attribute by `make(attribute)`, until `undo`.
 
         Raises:
             AttributeError: If there is no such attribute.
@@ -87,7 +87,7 @@ class Patches:
 
         def undo() -> None:
             if vars(owner).get(name) is not replaced:
-                return  # somebody has put something else there since
+                return  # other code has replaced it since
             if own:
                 setattr(owner, name, original)
             else:
@@ -96,16 +96,16 @@ class Patches:
         self.undo_later(undo)
 
     def undo_later(self, undo: Callable[[], None]) -> None:
-        """Has something done when the hooks are taken out."""
+        """Adds a function for `undo` to call."""
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Takes all out again."""
+        """Removes the hooks and restores every replaced attribute, the latest first."""
         self._hooks.clear()
         while self._undo:
             try:
                 self._undo.pop()()
-            except Exception:  # what is gone already
+            except Exception:  # gone already
                 continue
 
 

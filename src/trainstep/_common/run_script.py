@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _RUNNER = os.path.abspath(__file__)
-# What stands between a script and Python, or between a script and its libraries.
+# Files whose frames lie between a script and Python, or between a script and its libraries.
 _OURS = tuple(
     _HERE + name
     for name in (
@@ -25,7 +25,7 @@ _OURS = tuple(
         "_common/import_hooks",
         "_surroundings/patched_builtins",
         "_surroundings/side_effects",
-        "_surroundings/snapshot",
+        "_surroundings/reach",
     )
 )
 
@@ -54,7 +54,7 @@ def run_module(name: str, args: Sequence[str]) -> None:
 
 
 def exit_code(error: BaseException | None) -> int:
-    """The code that Python exits with after an error, which is shown as Python shows it."""
+    """Prints an error as Python would, and returns Python's exit code for it."""
     if error is None:
         return 0
     if isinstance(error, SystemExit):
@@ -68,7 +68,7 @@ def exit_code(error: BaseException | None) -> int:
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether a frame is there only since the script is run from here, or is watched."""
+    """Whether a frame exists only because trainstep runs or observes the script."""
     return frame.f_code.co_filename.startswith(_OURS)
 
 
@@ -78,7 +78,7 @@ def is_runner(frame: FrameType) -> bool:
 
 
 def without_ours(error: BaseException) -> None:
-    """Takes such frames out of the traceback of an error, and of those behind it."""
+    """Removes such frames from the tracebacks of an error and of its causes."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:

@@ -1,6 +1,6 @@
-"""What is kept beside an object: found by identity, and gone when the object is.
+"""A side table keyed by weak identity: an entry disappears with its object.
 
-Nothing is written into the object, which may be copied, pickled or compared by its values.
+Nothing is written into the object, so copies, pickles and comparisons of it do not change.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Beside(Generic[T]):
-    """A value for each of some objects, none of which is held."""
+class SideTable(Generic[T]):
+    """Maps objects to values without keeping the objects alive."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[Any], T]] = {}
@@ -23,10 +23,11 @@ class Beside(Generic[T]):
         return entry[1] if entry is not None and entry[0]() is owner else None
 
     def set(self, owner: Any, value: T) -> None:
-        """Gives an object a value."""
+        """Sets the value of an object."""
         key = id(owner)
 
         def forget(ref: weakref.ref[Any]) -> None:
+            # A new object may have taken the id, and the entry, of the one that died.
             entry = self._entries.get(key)
             if entry is not None and entry[0] is ref:
                 del self._entries[key]

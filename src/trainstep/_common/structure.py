@@ -1,4 +1,4 @@
-"""Nested values: what is a structure, what are its children, and how one is made again."""
+"""Nested values: their children, their leaves, and copies with other leaves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def structure(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def like(value: Any, children: list[Any]) -> Any:
-    """A structure of the same kind with other children."""
+    """A structure of the same type with other children."""
     if isinstance(value, tuple):
         return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
     if isinstance(value, list):
@@ -32,7 +32,7 @@ def like(value: Any, children: list[Any]) -> Any:
     if isinstance(value, dict):
         filled = copy.copy(value)
         for name, child in zip(ordered(value), children, strict=True):
-            dict.__setitem__(filled, name, child)  # whatever its class makes of `update`
+            dict.__setitem__(filled, name, child)  # past the `update` of a subclass
         return filled
     filled = copy.copy(value)
     for f, child in zip(dataclasses.fields(value), children, strict=True):
@@ -41,7 +41,7 @@ def like(value: Any, children: list[Any]) -> Any:
 
 
 def leaves(value: Any) -> list[Any]:
-    """What is in a nested value, in order."""
+    """The leaves of a nested value, in order."""
     children = structure(value)
     return (
         [value] if children is None else [leaf for _, child in children for leaf in leaves(child)]
@@ -49,7 +49,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def filled(value: Any, leaves: Iterator[Any]) -> Any:
-    """A nested value with others in place of what is in it."""
+    """A nested value with other leaves."""
     children = structure(value)
     if children is None:
         return next(leaves)
@@ -57,7 +57,7 @@ def filled(value: Any, leaves: Iterator[Any]) -> Any:
 
 
 def ordered(names: dict[Any, Any]) -> list[Any]:
-    """The keys of a dict in one order, so that the order of writing them does not matter."""
+    """The keys of a dict, sorted if possible: insertion order must not matter."""
     try:
         return sorted(names)
     except TypeError:
@@ -65,23 +65,23 @@ def ordered(names: dict[Any, Any]) -> list[Any]:
 
 
 def is_number_list(x: list[Any]) -> bool:
-    """Whether a list is a (nested) list of numbers, which NumPy would make an array of."""
+    """Whether a list is a (nested) list of numbers, which NumPy would turn into an array."""
     return bool(x) and all(
         type(item) in (int, float, bool, complex)
         or (type(item) is list and is_number_list(item))
-        or _is_numpys(item)
+        or _is_numpy_number(item)
         for item in x
     )
 
 
-def _is_numpys(x: Any) -> bool:
-    """Whether a value is a number of NumPy's, if somebody has imported NumPy."""
+def _is_numpy_number(x: Any) -> bool:
+    """Whether a value is a NumPy number; never imports NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(x, numpy.generic)
 
 
 def is_record(x: Any) -> bool:
-    """Whether a dataclass is a structure of values; one with compiled methods is an object."""
+    """Whether a value is a dataclass of values; one with compiled methods is an object."""
     return (
         dataclasses.is_dataclass(x)
         and not isinstance(x, type)

@@ -1,7 +1,7 @@
-"""Where in the user's own code something happened: file, line, text.
+"""Locations in the user's own code: file, line, text.
 
-Frames that belong to trainstep, Keras, an engine or the standard library's plumbing are passed
-over, so that a report names the line its reader can change.
+Frames of trainstep, Keras, an engine or the standard library's plumbing are skipped, so that a
+report names a line that its reader can change.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _PLUMBING = {"concurrent", "contextlib", "functools", "importlib", "runpy", "thr
 _LIBRARIES = {"trainstep", "_pytest", "pluggy", *_ENGINES, *_PLUMBING}
 _INSTALLED = ("site-packages", "dist-packages")
 _STANDARD = [os.path.abspath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-# Lines of code that was made of the user's, and the user's own: (file, line) -> (file, line).
+# Lines of code generated from the user's code -> the user's own: (file, line) -> (file, line).
 mapped: dict[tuple[str, int], tuple[str, int]] = {}
-# What stands between the user's code, as AutoGraph rewrites it, and what that calls.
+# Files whose frames lie between the user's code, as AutoGraph rewrites it, and its callees.
 _BETWEEN = ("/tensorflow/python/autograph/", "/tensorflow/python/util/", "/trainstep/_doctor/")
 _ROOTS = tuple(
     root + os.sep
@@ -59,28 +59,28 @@ def is_users_module(module: ModuleType) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_installed(file: str) -> bool:
     """Whether a file is part of Python, of an installed package or of trainstep."""
-    if file.startswith("<"):  # "<frozen ...>", but a "<stdin>" or a notebook's cell is the user's
-        return file.startswith(("<frozen", "<__array_function__"))
+    if file.startswith("<"):  # "<stdin>" and the cells of a notebook are the user's
+        return file.startswith(("<frozen", "<__array_function__", "<trainstep "))
     parts = file.replace(os.sep, "/").split("/")
     return any(name in parts for name in _INSTALLED) or os.path.abspath(file).startswith(_ROOTS)
 
 
 def shell() -> Any:
-    """IPython's shell, if this is a notebook or the like."""
-    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return None if ask is None else ask()
+    """IPython's shell; None outside of notebooks and IPython."""
+    get = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return None if get is None else get()
 
 
 def _cell(filename: str) -> str:
-    """`Cell In[3]`, if a file is a cell of a notebook."""
-    say: Any = getattr(getattr(shell(), "compile", None), "format_code_name", None)
-    return " ".join((say and say(filename)) or ())
+    """`Cell In[3]`, if a file is a cell of a notebook; else empty."""
+    format_name: Any = getattr(getattr(shell(), "compile", None), "format_code_name", None)
+    return " ".join((format_name and format_name(filename)) or ())
 
 
 def name(filename: str, line: int) -> str:
-    """`train.py:41`: the path relative to here where it is below here, the bare name elsewhere.
+    """`train.py:41`: a path relative to the working directory, or the bare name if outside it.
 
-    A line of a notebook is called what IPython's tracebacks call it: `Cell In[3], line 41`.
+    A line of a notebook has the name that IPython's tracebacks give it: `Cell In[3], line 41`.
     """
     if cell := _cell(filename):
         return f"{cell}, line {line}"
@@ -89,13 +89,13 @@ def name(filename: str, line: int) -> str:
 
 
 def where(frame: FrameType) -> tuple[str, int]:
-    """The file and the line that a frame is at."""
+    """The file and the line at which a frame is."""
     found = (frame.f_code.co_filename, frame.f_lineno)
     return mapped.get(found, found)
 
 
 def calling(frame: FrameType | None) -> FrameType | None:
-    """The user's frame that makes a call, if it is the user's code that makes it."""
+    """The caller's frame if it is the user's; None if a library made the call."""
     while frame is not None:
         file = frame.f_code.co_filename.replace(os.sep, "/")
         if not any(part in file for part in _BETWEEN):
@@ -105,7 +105,7 @@ def calling(frame: FrameType | None) -> FrameType | None:
 
 
 def nearest(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's; if all code is installed, that of no library we know."""
+    """The innermost user frame; if all code is installed, the innermost of no known library."""
     start = frame
     while frame is not None and not is_users(frame):
         frame = frame.f_back
@@ -117,13 +117,13 @@ def nearest(frame: FrameType | None) -> FrameType | None:
 
 
 def caller() -> str:
-    """The user's line that is calling into trainstep now."""
+    """The user's line that called trainstep."""
     frame = nearest(sys._getframe(1))
     return "<unknown>" if frame is None else name(frame.f_code.co_filename, frame.f_lineno)
 
 
 def here() -> str:
-    """The user's line that is calling into trainstep, and its text."""
+    """The user's line that called trainstep, with its text."""
     frame = nearest(sys._getframe(1))
     if frame is None:
         return "<unknown>"
@@ -131,15 +131,15 @@ def here() -> str:
 
 
 def with_text(file: str, line: int) -> str:
-    """`train.py:41: `, and what stands there."""
+    """`train.py:41`, followed by the text of that line if it is known."""
     text = linecache.getline(file, line).strip()
     return f"{name(file, line)}: `{text}`" if text else name(file, line)
 
 
 def is_shown() -> bool:
-    """Whether the user's line that is calling only shows something to a person, and now.
+    """Whether the user's current line only prints, logs, warns or raises, right now.
 
-    What `trainstep.print` and `callback` are given is shown at every step, long after.
+    `trainstep.print` and `callback` do not count: they run at every step, long after the trace.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame):
@@ -156,7 +156,7 @@ def _module_of(fn: object) -> str:
 
 
 def raised_at(traceback: TracebackType | None) -> tuple[str, str]:
-    """The user's innermost line in a traceback, and its text."""
+    """The user's innermost line in a traceback, and its text, empty if unknown."""
     found: tuple[str, int] | None = None
     while traceback is not None:
         if is_users(traceback.tb_frame):
@@ -168,7 +168,7 @@ def raised_at(traceback: TracebackType | None) -> tuple[str, str]:
 
 
 def depth() -> int:
-    """How many frames lie between the caller and the user's line, for `warnings.warn`."""
+    """The `stacklevel` with which `warnings.warn` in the caller names the user's line."""
     frame: FrameType | None = sys._getframe(1)
     count = 1
     while frame is not None and not is_users(frame):
@@ -177,14 +177,14 @@ def depth() -> int:
 
 
 def of_error(error: BaseException, frames: Sequence[tuple[str, int]] = ()) -> str:
-    """The user's line behind an error: in the tracebacks of its causes, or among known frames."""
+    """The user's line behind an error, from the tracebacks of its causes or from `frames`."""
     found: BaseException | None = error
     while found is not None:
         site, line = raised_at(found.__traceback__)
         if line:
             return f"{site}: `{line}`"
         found = found.__cause__ or found.__context__
-    innermost = _innermost_of_keras(error)
+    innermost = _innermost_keras_layer(error)
     if innermost:
         return innermost
     for file, number in frames:
@@ -198,8 +198,8 @@ def _is_library(file: str) -> bool:
     return file.startswith("<") or any(part in _LIBRARIES for part in parts[:-1])
 
 
-def _innermost_of_keras(error: BaseException) -> str:
-    """Where Keras was, if nothing of the user's is known."""
+def _innermost_keras_layer(error: BaseException) -> str:
+    """The innermost method of a Keras layer in the tracebacks of an error's causes."""
     innermost, found = "", error.__cause__ or error.__context__
     while found is not None:
         traceback = found.__traceback__

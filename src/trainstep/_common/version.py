@@ -1,3 +1,3 @@
-"""The version, in a file that packaging can read without importing Keras."""
+"""The version, in a file that packaging reads without importing Keras."""
 
 __version__ = "0.1.0"

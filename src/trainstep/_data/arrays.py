@@ -1,4 +1,4 @@
-"""Batches of arrays in memory, in order or shuffled."""
+"""Splits arrays in memory into batches, in order or shuffled."""
 
 from __future__ import annotations
 
@@ -13,129 +13,140 @@ from keras import ops
 
 from trainstep import _engines
 from trainstep._common.structure import like
-from trainstep._data.batch_checks import check_dense, check_lengths, is_several
-from trainstep._data.prefetch import ahead
-from trainstep._data.protocol import Batch, Stretch, all_of
+from trainstep._data.batch_checks import check_dense, check_lengths, is_array_sequence
+from trainstep._data.prefetch import prefetch
+from trainstep._data.protocol import Batch, BatchGroup, iterate_batches
 from trainstep._state.outputs import take_out
 
-_AHEAD = 8  # chunks that there have to be for another thread to be worth its while
-_CHUNK = 1 << 20  # bytes that are shuffled at once: a batch is then a slice, not a gather
+_PREFETCH_CHUNKS = 8  # with fewer chunks, a prefetch thread costs more than it saves
+_CHUNK_BYTES = 1 << 20  # bytes gathered at once; each batch is then a slice of the chunk
 
 
 class Arrays:
-    """Arrays in memory, cut into batches.
+    """The feed of arrays in memory.
 
     Attributes:
-        leaves: The arrays.
-        build: Makes a batch of as many.
-        count: How many rows there are.
-        size: How many a batch has.
-        shuffles: Whether each epoch has an order of its own.
+        leaves: The arrays, flattened.
+        build: Packs as many arrays into the structure of a batch.
+        row_count: The number of rows.
+        batch_size: The number of rows in a batch.
+        shuffle: Whether each epoch has its own row order.
+        steps: The number of batches in an epoch; the last one may be short.
     """
 
     def __init__(self, batch: Batch, batch_size: int | None, steps: int | None, shuffle: bool):
         check_lengths("Trainer", *batch)
-        batch = in_memory(batch)
+        batch = as_numpy_structure(batch)
         leaves, self.build = take_out(batch, _is_array, ())
         self.leaves: list[np.ndarray[Any, Any]] = leaves
-        self.count = len(leaves[0])
-        arrays = [isinstance(part, np.ndarray) for part in batch]
-        self._is_plain = arrays == sorted(arrays, reverse=True) and sum(arrays) == len(leaves)
-        self.size = batch_size or (math.ceil(self.count / steps) if steps else 32)
-        self.shuffles = shuffle
-        self.steps: int | None = math.ceil(self.count / self.size)
+        self.row_count = len(leaves[0])
+        # True for x, (x, y) and (x, y, weights) of single arrays: a tuple of rows is then a batch.
+        single = [isinstance(part, np.ndarray) for part in batch]
+        absent_last = single == sorted(single, reverse=True)
+        self._leaves_are_a_batch = absent_last and sum(single) == len(leaves)
+        self.batch_size = batch_size or (math.ceil(self.row_count / steps) if steps else 32)
+        self.shuffle = shuffle
+        self.steps: int | None = math.ceil(self.row_count / self.batch_size)
 
-    def epoch(self, group: int) -> Iterator[Stretch]:
-        row = sum(leaf[:1].nbytes for leaf in self.leaves)
-        step = self.size * group
-        chunks = _chunks(self.count, step, _CHUNK // (row * step or 1))
-        for cut in self._shuffled(chunks) if self.shuffles else map(self._cut, chunks):
-            whole = len(cut[0]) // step * step
-            if whole:
-                yield self._stretch([leaf[:whole] for leaf in cut], group)
-            rest = [leaf[whole:] for leaf in cut]
-            full = len(rest[0]) // self.size * self.size
+    def epoch(self, steps_per_call: int) -> Iterator[BatchGroup]:
+        row_bytes = sum(leaf[:1].nbytes for leaf in self.leaves)
+        call_rows = self.batch_size * steps_per_call
+        slices = _chunk_slices(
+            self.row_count, call_rows, _CHUNK_BYTES // (row_bytes * call_rows or 1)
+        )
+        chunks = self._shuffled_chunks(slices) if self.shuffle else map(self._slice_rows, slices)
+        for chunk in chunks:
+            stacked = len(chunk[0]) // call_rows * call_rows
+            if stacked:
+                yield self._full_batches([leaf[:stacked] for leaf in chunk], steps_per_call)
+            # Fewer batches than a stack needs go one by one, and the short last batch after them.
+            rest = [leaf[stacked:] for leaf in chunk]
+            full = len(rest[0]) // self.batch_size * self.batch_size
             if full:
-                yield self._stretch([leaf[:full] for leaf in rest], 1)
+                yield self._full_batches([leaf[:full] for leaf in rest], 1)
             if len(rest[0]) > full:
-                yield Stretch(1, [self.build.of([leaf[full:] for leaf in rest])])
+                yield BatchGroup(1, [self.build.of([leaf[full:] for leaf in rest])])
 
-    def _cut(self, rows: Any) -> list[Any]:
+    def _slice_rows(self, rows: Any) -> list[Any]:
         return [leaf[rows] for leaf in self.leaves]
 
-    def _shuffled(self, chunks: Iterable[slice]) -> Iterator[list[Any]]:
-        """Chunks of the rows in the order of an epoch; the next may be taken by another thread."""
-        order, engine = self.order(), _engines.current()
-        takers = [engine.taker(leaf) for leaf in self.leaves]
+    def _shuffled_chunks(self, slices: Iterable[slice]) -> Iterator[list[Any]]:
+        """Yields chunks of rows in the order of an epoch, with prefetch where that pays."""
+        order, engine = self.row_order(), _engines.current()
+        gatherers = [engine.taker(leaf) for leaf in self.leaves]
 
-        def taken(rows: slice) -> list[Any]:
-            return [taker(order[rows]) for taker in takers]
+        def gather_rows(rows: slice) -> list[Any]:
+            return [gather(order[rows]) for gather in gatherers]
 
-        # To fetch rows from all over the memory takes long, and needs little of a processor. On an
-        # engine that does not wait, this thread has the time for it.
+        # Gathering rows from all over the memory waits for memory and uses little CPU, so a second
+        # thread pays off. An asynchronous engine does not need one: this thread is free anyway.
         size = sum(leaf.nbytes for leaf in self.leaves)
-        if size < _AHEAD * _CHUNK or not engine.is_synchronous:
-            yield from map(taken, chunks)
+        if size < _PREFETCH_CHUNKS * _CHUNK_BYTES or not engine.is_synchronous:
+            yield from map(gather_rows, slices)
             return
-        yield from ahead(taken, chunks)
+        yield from prefetch(gather_rows, slices)
 
-    def order(self) -> Any:
-        """The rows in the order of an epoch."""
-        return np.random.permutation(self.count) if self.shuffles else np.arange(self.count)
+    def row_order(self) -> Any:
+        """Returns the row numbers in the order of a new epoch."""
+        return np.random.permutation(self.row_count) if self.shuffle else np.arange(self.row_count)
 
     def restart(self) -> None:
-        """Every epoch starts from the first batch."""
+        """Does nothing: every epoch starts from the first batch."""
 
-    def pass_over(self, epochs: int) -> None:
-        """The order of an epoch depends on NumPy's generator alone."""
+    def skip_epochs(self, epochs: int) -> None:
+        """Does nothing: the row order depends on the state of NumPy's generator only."""
 
     def batches(self) -> Iterator[Batch]:
-        """The batches of one epoch, one by one."""
-        return all_of(self.epoch(1))
+        """Iterates over the single batches of one epoch."""
+        return iterate_batches(self.epoch(1))
 
-    def _stretch(self, leaves: Sequence[Any], group: int) -> Stretch:
-        """Full batches, or groups of them, one after the other; Python does not cut them."""
-        lead = (-1, self.size) if group == 1 else (-1, group, self.size)
+    def _full_batches(self, leaves: Sequence[Any], steps_per_call: int) -> BatchGroup:
+        """Groups full batches, or stacks of them, without slicing each one in Python."""
+        # After the reshape, NumPy's own iteration over the first axis yields the batches.
+        stack = () if steps_per_call == 1 else (steps_per_call,)
         rows = _engines.current().rows
-        cut = [rows(leaf.reshape(*lead, *leaf.shape[1:])) for leaf in leaves]
-        length = len(leaves[0]) // (self.size * group)
-        if self._is_plain:  # a row of leaves is a batch already
-            batches: Any = zip(*cut, *[itertools.repeat(None)] * (3 - len(cut)), strict=False)
+        leaf_batches = [
+            rows(leaf.reshape(-1, *stack, self.batch_size, *leaf.shape[1:])) for leaf in leaves
+        ]
+        length = len(leaves[0]) // (self.batch_size * steps_per_call)
+        if self._leaves_are_a_batch:
+            absent = [itertools.repeat(None)] * (3 - len(leaf_batches))
+            batches: Any = zip(*leaf_batches, *absent, strict=False)
         else:
-            batches = map(self.build.of, zip(*cut, strict=True))
-        return Stretch(group, batches, length)
+            batches = map(self.build.of, zip(*leaf_batches, strict=True))
+        return BatchGroup(steps_per_call, batches, length)
 
 
-def _chunks(count: int, step: int, most: int) -> Iterator[slice]:
-    """Rows in chunks of 1, 8, 64, ... steps: the first is soon ready, and the others meanwhile."""
-    start, steps = 0, 1
-    while start < count:
-        yield slice(start, start + step * steps)
-        start += step * steps
-        steps = max(1, min(8 * steps, most))
+def _chunk_slices(row_count: int, call_rows: int, max_calls: int) -> Iterator[slice]:
+    """Splits the rows into chunks of 1, 8, 64, ... calls, so that the first one is ready soon."""
+    start, calls = 0, 1
+    while start < row_count:
+        yield slice(start, start + call_rows * calls)
+        start += call_rows * calls
+        calls = max(1, min(8 * calls, max_calls))
 
 
 def _is_array(x: Any) -> bool:
     return isinstance(x, np.ndarray)
 
 
-def in_memory(value: Any) -> Any:
-    """The structure with NumPy arrays as leaves."""
+def as_numpy_structure(value: Any) -> Any:
+    """Converts the leaves of a structure to NumPy arrays."""
     if isinstance(value, dict):
-        return {key: in_memory(value[key]) for key in value}
-    if is_several(value):
-        return like(value, [in_memory(item) for item in value])
+        return {key: as_numpy_structure(value[key]) for key in value}
+    if is_array_sequence(value):
+        return like(value, [as_numpy_structure(item) for item in value])
     return None if value is None else as_numpy(value)
 
 
 def as_numpy(x: Any) -> Any:
-    """An array in memory; a float64 one becomes Keras's float type once, not at every batch."""
-    array = x if isinstance(x, np.ndarray) else _converted(x)
+    """Converts to a NumPy array, and float64 to `floatx`: once here, not in every batch."""
+    array = x if isinstance(x, np.ndarray) else _convert(x)
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
 
 
-def _converted(x: Any) -> Any:
+def _convert(x: Any) -> Any:
     check_dense("Trainer", "x", x)
     array = ops.convert_to_numpy(x) if keras.ops.is_tensor(x) else np.asarray(x)
-    # Keras gives a pandas series a second axis.
+    # Keras adds a second axis to a pandas series; a model must see the same shape here.
     return array[:, None] if type(x).__name__ == "Series" and array.ndim == 1 else array

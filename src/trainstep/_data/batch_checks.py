@@ -1,7 +1,7 @@
-"""A batch: what is in it, and what is wrong with it.
+"""Checks batches, and raises an `ArgumentError` with a cure for a wrong one.
 
-A batch is checked when a program is missing for it, that is, at the first of its shapes, dtypes
-and structure. Later ones of the kind cannot be wrong in another way, except in their values.
+A step checks a batch on a cache miss only: the first time that it sees these shapes, dtypes and
+structure. A later batch of the same kind can differ in its values alone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from trainstep._common.errors import ArgumentError
 from trainstep._common.structure import is_number_list
 
 
-def unpacked(batch: Any) -> tuple[Any, Any, Any]:
-    """`(x, y, sample_weight)` of what a data set yields."""
+def unpack_batch(batch: Any) -> tuple[Any, Any, Any]:
+    """Unpacks an item of a data set into `(x, y, sample_weight)`."""
     if isinstance(batch, (tuple, list)) and 1 <= len(batch) <= 3:
         return (*batch, *(None,) * (3 - len(batch)))
     if isinstance(batch, (tuple, list)):
@@ -30,12 +30,12 @@ def unpacked(batch: Any) -> tuple[Any, Any, Any]:
     return batch, None, None
 
 
-def class_table(class_weight: Mapping[int, float] | None, weights: Any) -> Any:
-    """Class numbers and their weights, as the two rows of an array."""
+def class_weight_table(class_weight: Mapping[int, float] | None, weights: Any) -> Any:
+    """Returns class numbers and their weights as the two rows of an array."""
     if class_weight is None:
         return None
     if weights is not None:
-        raise both_weights()
+        raise both_weights_error()
     number = (int, float, np.integer, np.floating)
     if (
         not isinstance(class_weight, Mapping)
@@ -52,8 +52,8 @@ def class_table(class_weight: Mapping[int, float] | None, weights: Any) -> Any:
     return np.array([list(class_weight), list(class_weight.values())], "float32")
 
 
-def both_weights() -> ArgumentError:
-    """Weights by class and by sample, of which there can be one."""
+def both_weights_error() -> ArgumentError:
+    """The error for `class_weight` together with `sample_weight`."""
     return ArgumentError(
         "Trainer",
         "class_weight",
@@ -64,7 +64,7 @@ def both_weights() -> ArgumentError:
 
 
 def check_dense(function: str, name: str, x: Any) -> None:
-    """Refuses sparse and ragged arrays, which a step does not take."""
+    """Rejects sparse and ragged arrays."""
     kind = type(x).__name__
     if hasattr(x, "toarray") or kind in ("SparseTensor", "RaggedTensor", "BCOO"):
         raise ArgumentError(
@@ -77,7 +77,7 @@ def check_dense(function: str, name: str, x: Any) -> None:
 
 
 def check_positive(function: str, **numbers: float | None) -> None:
-    """Refuses a number that has to be positive and is not; None is no number."""
+    """Rejects numbers that are not positive; None passes."""
     for name, number in numbers.items():
         if number is not None and not number > 0:
             raise ArgumentError(
@@ -86,12 +86,12 @@ def check_positive(function: str, **numbers: float | None) -> None:
 
 
 def check_lengths(function: str, x: Any, y: Any, weights: Any) -> list[tuple[str, Any]]:
-    """The arrays of a batch, or of a whole data set, by name, once they have one length."""
+    """Checks that all arrays have the same first size, and returns them with their names."""
     named = (("x", x), ("y", y), ("sample_weight", weights))
-    arrays = [pair for name, value in named for pair in _leaves(name, value, function)]
+    arrays = [pair for name, value in named for pair in _named_arrays(name, value, function)]
     if not arrays:
         raise ArgumentError(function, "x", "the inputs of the model", repr(x), "pass an array")
-    (first, leader), *others = arrays
+    (first_name, first), *others = arrays
     for name, array in arrays:
         if len(array.shape) == 0:
             raise ArgumentError(
@@ -101,29 +101,37 @@ def check_lengths(function: str, x: Any, y: Any, weights: Any) -> list[tuple[str
                 "a single number",
                 "pass a batch of one: add an axis in front",
             )
-    length = leader.shape[0]
+    length = first.shape[0]
     if length == 0:
         raise ArgumentError(
             function,
-            first,
+            first_name,
             "at least one sample",
-            f"an empty array, of shape {tuple(leader.shape)}",
-            "leave empty batches out",
+            f"an empty array, of shape {tuple(first.shape)}",
+            "skip empty batches",
         )
     for name, array in others:
         if array.shape[0] != length:
             raise ArgumentError(
                 function,
                 name,
-                f"{length} samples, as in `{first}`",
+                f"{length} samples, as in `{first_name}`",
                 f"{array.shape[0]}, in shape {tuple(array.shape)}",
                 "give every array the same first size",
             )
     return arrays
 
 
-class Check:
-    """Finds what is wrong with a batch for one model, and says so."""
+class BatchCheck:
+    """Checks the batches of one model.
+
+    Args:
+        model: The model.
+        function: The name of the method that the user called, for the error text.
+        takes_targets: Whether the batch needs targets.
+        losses: The number of outputs that have their own loss; None if one loss is for all.
+        values: Whether to search for NaN.
+    """
 
     def __init__(
         self,
@@ -137,21 +145,21 @@ class Check:
         self._model = model
         self._function = function
         self._takes_targets = takes_targets
-        self._losses = losses  # of some of the outputs, if not of all
+        self._losses = losses
         self._values = values
 
     def __call__(self, x: Any, y: Any = None, weights: Any = None, classes: Any = None) -> None:
         arrays = check_lengths(self._function, x, y, weights)
-        self._inputs(x)
+        self._check_inputs(x)
         if self._takes_targets:
-            self._targets(y, classes)
+            self._check_targets(y, classes)
         if self._values:
-            self._numbers(arrays)
+            self._check_nan(arrays)
 
-    def _error(self, argument: str, expected: str, came: str, cure: str) -> ArgumentError:
-        return ArgumentError(self._function, argument, expected, came, cure)
+    def _error(self, argument: str, expected: str, got: str, cure: str) -> ArgumentError:
+        return ArgumentError(self._function, argument, expected, got, cure)
 
-    def _inputs(self, x: Any) -> None:
+    def _check_inputs(self, x: Any) -> None:
         specs = getattr(self._model, "inputs", None)
         if not specs:
             return
@@ -171,7 +179,7 @@ class Check:
                 )
             pairs = [] if missing else pairs
         else:
-            given = x if is_several(x) else [x]
+            given = x if is_array_sequence(x) else [x]
             if len(given) != len(specs):
                 raise self._error(
                     "x",
@@ -182,23 +190,22 @@ class Check:
                 )
             pairs = [(spec.name, spec, array) for spec, array in zip(specs, given, strict=True)]
         for name, spec, array in pairs:
+            # `np.shape` also reads a nested list of numbers; an optional Keras input may be None.
             optional = array is None and spec._keras_history.operation.optional
             shape = None if array is None else np.shape(array)
-            if not optional and (shape is None or not _fits(spec.shape, shape)):
+            if not optional and (shape is None or not _shape_matches(spec.shape, shape)):
                 raise self._error(
                     "x" if len(specs) == 1 else f"x ({name})",
-                    f"shape {_text((None, *spec.shape[1:]))}, as the model's input {name!r}",
-                    "None" if shape is None else f"shape {_text(shape)}",
+                    f"shape {_shape_text((None, *spec.shape[1:]))}, as the model's input {name!r}",
+                    "None" if shape is None else f"shape {_shape_text(shape)}",
                     "reshape the batch, or build the model for this shape",
                 )
 
-    def _targets(self, y: Any, classes: Any) -> None:
+    def _check_targets(self, y: Any, classes: Any) -> None:
         if y is None:
-            raise self._error(
-                "y", "targets, which the loss compares with", "None", "pass `y`, or (x, y) batches"
-            )
+            raise self._error("y", "targets for the loss", "None", "pass `y`, or (x, y) batches")
         outputs = getattr(self._model, "outputs", None)
-        count = len(list(_leaves("y", y, self._function)))
+        count = len(list(_named_arrays("y", y, self._function)))
         if classes is not None and count > 1:
             raise self._error(
                 "class_weight",
@@ -206,7 +213,7 @@ class Check:
                 f"targets of {count}",
                 "pass `sample_weight`, one array per output",
             )
-        structured = isinstance(y, dict) or is_several(y)
+        structured = isinstance(y, dict) or is_array_sequence(y)
         if outputs and len(outputs) > 1 and not structured:
             raise self._error(
                 "y",
@@ -215,6 +222,7 @@ class Check:
                 "one",
                 "pass a list of targets in this order, or a dict by these names",
             )
+        # Keras accepts targets for all outputs, or only for those that have a loss.
         if outputs and count not in {len(outputs), self._losses or len(outputs)}:
             names = getattr(self._model, "output_names", None) or range(len(outputs))
             raise self._error(
@@ -225,7 +233,7 @@ class Check:
                 "pass one array per output",
             )
 
-    def _numbers(self, arrays: list[tuple[str, Any]]) -> None:
+    def _check_nan(self, arrays: list[tuple[str, Any]]) -> None:
         for name, array in arrays:
             if isinstance(array, np.ndarray) and array.dtype.kind == "f" and np.isnan(array).any():
                 row = int(np.argwhere(np.isnan(array))[0][0])
@@ -233,24 +241,24 @@ class Check:
                     name,
                     "numbers",
                     f"NaN, first in sample {row} of the batch",
-                    "clean the data, or pass `check_values=False` to the Trainer if NaN is meant",
+                    "clean the data; if NaN is intended, pass `check_values=False` to the Trainer",
                 )
 
 
-def _leaves(name: str, value: Any, function: str) -> Iterator[tuple[str, Any]]:
-    """The arrays of an argument, named, as NumPy or engine arrays."""
+def _named_arrays(name: str, value: Any, function: str) -> Iterator[tuple[str, Any]]:
+    """Yields the arrays of an argument with their names, as NumPy or engine arrays."""
     if value is None:
         return
     if isinstance(value, Mapping):
         for key in value:
-            yield from _leaves(f"{name}[{key!r}]", value[key], function)
+            yield from _named_arrays(f"{name}[{key!r}]", value[key], function)
         return
     if isinstance(value, (str, type)):
         kind = "string" if isinstance(value, str) else "class"
         raise _not_numbers(function, name, f"the {kind} {value!r}")
-    if is_several(value):
+    if is_array_sequence(value):
         for index, item in enumerate(value):
-            yield from _leaves(f"{name}[{index}]", item, function)
+            yield from _named_arrays(f"{name}[{index}]", item, function)
         return
     check_dense(function, name, value)
     array = value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)
@@ -262,23 +270,23 @@ def _leaves(name: str, value: Any, function: str) -> Iterator[tuple[str, Any]]:
     yield name, array
 
 
-def is_several(value: Any) -> bool:
-    """Whether a list or tuple is one of arrays, not an array written as a list of numbers."""
+def is_array_sequence(value: Any) -> bool:
+    """Whether `value` is a sequence of arrays; False for an array written as a list of numbers."""
     return isinstance(value, tuple) or (isinstance(value, list) and not is_number_list(value))
 
 
-def _not_numbers(function: str, name: str, came: str) -> ArgumentError:
+def _not_numbers(function: str, name: str, got: str) -> ArgumentError:
     return ArgumentError(
         function,
         name,
         "numbers",
-        came,
+        got,
         "convert it: `x.astype('float32')`; number the labels: `np.unique(y, return_inverse=True)`",
     )
 
 
-def _fits(spec: Any, shape: Any) -> bool:
-    """Whether an input of this shape enters, also after Keras adds or drops a last axis of 1."""
+def _shape_matches(spec: Any, shape: Any) -> bool:
+    """Whether an input fits `spec`, also after Keras adds or drops a last axis of size 1."""
     spec = tuple(spec)
     if len(shape) == len(spec) + 1 and shape[-1] == 1:
         shape = shape[:-1]
@@ -290,5 +298,5 @@ def _fits(spec: Any, shape: Any) -> bool:
     )
 
 
-def _text(shape: Any) -> str:
+def _shape_text(shape: Any) -> str:
     return f"({', '.join('?' if size is None else str(size) for size in shape)})"

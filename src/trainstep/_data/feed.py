@@ -1,4 +1,7 @@
-"""Where batches come from: arrays, data sets, loaders, generators; always `(x, y, weights)`."""
+"""`feed`: chooses the `Feed` for whatever a user passes as data.
+
+Every feed yields batches `(x, y, weights)`, with None for an absent part.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ import keras
 from keras import tree
 
 from trainstep._common.errors import ArgumentError
-from trainstep._data.arrays import Arrays, in_memory
-from trainstep._data.batch_checks import check_positive, unpacked
+from trainstep._data.arrays import Arrays, as_numpy_structure
+from trainstep._data.batch_checks import check_positive, unpack_batch
 from trainstep._data.protocol import Batch, Feed
-from trainstep._data.streams import PyDatasets, Stream, Stretched
+from trainstep._data.streams import ArrayStream, PyDatasetStream, Stream
 
 
 def feed(
@@ -25,11 +28,11 @@ def feed(
     steps: int | None = None,
     shuffle: bool = False,
 ) -> Feed:
-    """The feed of whatever a person may pass as data."""
+    """Returns the feed of arrays, a data set, a loader, a generator or a function."""
     check_positive("Trainer", batch_size=batch_size, steps_per_epoch=steps)
-    if not _is_source(x):
+    if not _yields_batches(x):
         arrays = Arrays((x, y, weights), batch_size, steps, shuffle)
-        return arrays if steps in (None, arrays.steps) else Stretched(arrays, steps)
+        return arrays if steps in (None, arrays.steps) else ArrayStream(arrays, steps)
     if y is not None or weights is not None:
         raise ArgumentError(
             "Trainer",
@@ -39,32 +42,32 @@ def feed(
             "let the data set yield the targets and weights",
         )
     if isinstance(x, keras.utils.PyDataset):
-        return PyDatasets(x, steps, shuffle)
+        return PyDatasetStream(x, steps, shuffle)
     if callable(x) and not hasattr(x, "__iter__"):
         return Stream(lambda: iter(x()), steps)
-    if isinstance(x, Iterator):
+    if isinstance(x, Iterator):  # cannot start again: later epochs read on from where it is
         return Stream(lambda: x, steps)
     return Stream(lambda: iter(x), steps, _length(x))
 
 
-def apart(x: Any, y: Any, weights: Any) -> Batch:
-    """The same, with `(x, y)` and `(x, y, sample_weight)` in place of x taken apart."""
-    if y is None and isinstance(x, tuple) and 2 <= len(x) <= 3 and not _is_source(x[0]):
-        return unpacked(x)
+def split_batch(x: Any, y: Any, weights: Any) -> Batch:
+    """Splits an `x` that is `(x, y)` or `(x, y, sample_weight)` into its parts."""
+    if y is None and isinstance(x, tuple) and 2 <= len(x) <= 3 and not _yields_batches(x[0]):
+        return unpack_batch(x)
     return x, y, weights
 
 
-def split(batch: Batch, fraction: float) -> tuple[Batch, Batch]:
-    """The first and the last part of arrays: for training and for validation."""
-    if _is_source(batch[0]):
+def split_validation(batch: Batch, fraction: float) -> tuple[Batch, Batch]:
+    """Splits arrays into a first part for training and a last part for validation."""
+    if _yields_batches(batch[0]):
         raise ArgumentError(
             "Trainer.fit",
             "validation_split",
-            "arrays, which can be cut",
+            "arrays, which can be split",
             f"a {type(batch[0]).__name__}",
             "pass `validation_data`",
         )
-    batch = in_memory(batch)
+    batch = as_numpy_structure(batch)
     count = len(tree.flatten(batch)[0])
     at = math.floor(count * (1.0 - fraction))
     if not 0 < at < count:
@@ -80,8 +83,8 @@ def split(batch: Batch, fraction: float) -> tuple[Batch, Batch]:
     return first, last
 
 
-def _is_source(x: Any) -> bool:
-    """Whether `x` yields batches, rather than being an array or a structure of arrays."""
+def _yields_batches(x: Any) -> bool:
+    """Whether `x` yields batches; False for an array and a structure of arrays."""
     if isinstance(x, (keras.utils.PyDataset, Iterator)):
         return True
     if isinstance(x, (list, tuple, dict)) or hasattr(x, "shape") or hasattr(x, "__array__"):
@@ -92,5 +95,5 @@ def _is_source(x: Any) -> bool:
 def _length(x: Any) -> int | None:
     try:
         return len(x)
-    except TypeError:  # a data set of unknown or infinite length
+    except TypeError:  # how `tf.data` reports an unknown or infinite length
         return None

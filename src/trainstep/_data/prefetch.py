@@ -1,4 +1,4 @@
-"""Work that another thread does one item ahead of its turn."""
+"""Prefetch: another thread computes the next item while the caller uses this one."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from queue import SimpleQueue
 from typing import Any
 
 
-def ahead(make: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """What is made of each item; another thread makes the next one meanwhile."""
-    # Not a pool, which takes no more work once the main thread has ended; this one may be another.
-    asked: SimpleQueue[Any] = SimpleQueue()
-    made: SimpleQueue[Any] = SimpleQueue()
+def prefetch(make: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """Yields `make(item)` for each item, computed one item ahead on another thread."""
+    # A pool of `concurrent.futures` refuses work once the main thread has ended, and the caller may
+    # be a thread that outlives it.
+    requests: SimpleQueue[Any] = SimpleQueue()
+    results: SimpleQueue[Any] = SimpleQueue()
 
     def work() -> None:
-        while (item := asked.get()) is not None:
+        while (item := requests.get()) is not None:
             try:
-                made.put((make(item), None))
-            except BaseException as error:
-                made.put((None, error))
+                results.put((make(item), None))
+            except BaseException as error:  # raised again in the caller's thread
+                results.put((None, error))
 
-    def ready() -> Any:
-        value, error = made.get()
+    def next_result() -> Any:
+        value, error = results.get()
         if error is not None:
             raise error
         return value
 
-    other = threading.Thread(target=work, name="trainstep-rows", daemon=True)
-    other.start()
+    thread = threading.Thread(target=work, name="trainstep-rows", daemon=True)
+    thread.start()
     try:
         for count, item in enumerate(items):
-            asked.put(item)
+            requests.put(item)
             if count:
-                yield ready()
-        yield ready()
-    finally:
-        asked.put(None)
-        other.join()
+                yield next_result()
+        yield next_result()
+    finally:  # also runs if the caller drops this generator halfway
+        requests.put(None)
+        thread.join()

@@ -1,7 +1,8 @@
-"""Batches on their way to a loop: what a source of them is, and what it gives.
+"""`Feed`, the interface between a source of batches and a training loop.
 
-A `Feed` yields the batches of an epoch in stretches: an iterable of single batches, or of stacks of
-several, to be run in one call of the program. Long stretches keep the loop over them tight.
+A `Feed` yields an epoch as a few `BatchGroup`s. A group is an iterable of single batches, or of
+stacks of several batches that one call of the program runs. Long groups keep the inner loop tight:
+the loop chooses its program once per group.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from typing import Any, NamedTuple, Protocol
 Batch = tuple[Any, Any, Any]
 
 
-class Stretch(NamedTuple):
-    """Batches of an epoch, one after the other.
+class BatchGroup(NamedTuple):
+    """Consecutive batches of an epoch that the same program runs.
 
     Attributes:
-        group: How many batches each of them is: 1, or those of a stack.
-        batches: The batches.
-        length: How many there are, if they are in memory: to look at one ahead of its turn then
-            does nothing. 0: not known.
+        steps_per_call: The number of batches stacked into each item of `batches`; 1 for no stack.
+        batches: The batches, or stacks of them.
+        length: The number of items, if they are all in memory; reading one early then has no side
+            effect. 0 if the number is not known.
     """
 
-    group: int
+    steps_per_call: int
     batches: Iterable[Batch]
     length: int = 0
 
@@ -31,21 +32,21 @@ class Stretch(NamedTuple):
 class Feed(Protocol):
     """A source of batches."""
 
-    steps: int | None  # in an epoch, if that is known
+    steps: int | None  # batches in an epoch; None if not known
 
-    def epoch(self, group: int) -> Iterator[Stretch]:
-        """The batches of one epoch."""
+    def epoch(self, steps_per_call: int) -> Iterator[BatchGroup]:
+        """Yields the batches of one epoch."""
         ...
 
     def restart(self) -> None:
         """Starts from the first batch again, where the source can."""
         ...
 
-    def pass_over(self, epochs: int) -> None:
-        """Leaves epochs out, where a later one depends on them."""
+    def skip_epochs(self, epochs: int) -> None:
+        """Skips epochs, so that the next one is the same as if they had been run."""
         ...
 
 
-def all_of(stretches: Iterable[Stretch]) -> Iterator[Batch]:
-    """What stretches have, one after the other."""
-    return itertools.chain.from_iterable(stretch.batches for stretch in stretches)
+def iterate_batches(groups: Iterable[BatchGroup]) -> Iterator[Batch]:
+    """Iterates over the batches of all groups."""
+    return itertools.chain.from_iterable(group.batches for group in groups)

@@ -1,4 +1,4 @@
-"""Batches that somebody else makes: generators, loaders, data sets."""
+"""Feeds of batches that the user's code yields: generators, loaders, data sets."""
 
 from __future__ import annotations
 
@@ -11,71 +11,73 @@ from typing import Any
 import numpy as np
 from keras import tree
 
-from trainstep._data.arrays import Arrays, in_memory
-from trainstep._data.batch_checks import unpacked
-from trainstep._data.protocol import Batch, Stretch, all_of
+from trainstep._data.arrays import Arrays, as_numpy_structure
+from trainstep._data.batch_checks import unpack_batch
+from trainstep._data.protocol import Batch, BatchGroup, iterate_batches
 
 _END = object()
 
 
 class Stream:
-    """Batches made by somebody else, one after the other.
+    """The feed of an iterator over batches.
 
     Args:
-        make: Gives an iterator over batches; called for each epoch, or when the last one ended.
-        steps: The batches of an epoch; without it, an epoch is all that the iterator has.
-        known: How many the iterator has, if that is known.
+        make: Returns an iterator. With `steps`, it is called again only when an iterator is
+            exhausted; without, once per epoch.
+        steps: The number of batches in an epoch; None for all that an iterator yields.
+        known_length: The number of batches that an iterator yields, if known.
     """
 
     def __init__(
-        self, make: Callable[[], Iterator[Any]], steps: int | None, known: int | None = None
+        self, make: Callable[[], Iterator[Any]], steps: int | None, known_length: int | None = None
     ) -> None:
         self._make = make
         self._limit = steps
         self._batches: Iterator[Any] | None = None
-        self.steps = steps or known
+        self.steps = steps or known_length
 
-    def epoch(self, group: int) -> Iterator[Stretch]:
-        return _grouped(map(unpacked, self._taken()), group)
+    def epoch(self, steps_per_call: int) -> Iterator[BatchGroup]:
+        return _group_batches(map(unpack_batch, self._epoch_batches()), steps_per_call)
 
     def restart(self) -> None:
-        """Starts from the first batch again; an iterator goes on by itself."""
+        """Makes a new iterator for the next epoch; a single-use iterator reads on."""
         self._batches = None
 
-    def pass_over(self, epochs: int) -> None:
-        """Draws the batches of epochs and drops them: nobody else knows what an order hangs on."""
+    def skip_epochs(self, epochs: int) -> None:
+        """Reads epochs and drops them: only the user's code knows what its order depends on."""
         for _ in range(epochs):
-            deque(all_of(self.epoch(1)), maxlen=0)
+            deque(iterate_batches(self.epoch(1)), maxlen=0)
 
-    def _taken(self) -> Iterator[Any]:
+    def _epoch_batches(self) -> Iterator[Any]:
         if self._limit is None:
             yield from self._make()
             return
-        # Over the end of an epoch the same iterator goes on, as under Keras.
-        for taken in range(self._limit):
+        # The next epoch reads on from the same iterator, as in Keras.
+        for step in range(self._limit):
             if self._batches is None:
                 self._batches = self._make()
             batch = next(self._batches, _END)
             if batch is _END:
                 self._batches = None
-                if taken:
+                if step:
                     warnings.warn(
-                        f"the data ended after {taken} of {self._limit} steps of the epoch",
+                        f"the data ended after {step} of {self._limit} steps of the epoch",
                         stacklevel=2,
                     )
                     return
-                batch = next(self._make_again(), _END)
+                # The last epoch ended exactly where the iterator did: this one starts again.
+                batch = next(self._restart_iterator(), _END)
                 if batch is _END:
                     return
             yield batch
 
-    def _make_again(self) -> Iterator[Any]:
+    def _restart_iterator(self) -> Iterator[Any]:
         self._batches = self._make()
         return self._batches
 
 
-class Stretched(Stream):
-    """Arrays in epochs of another length than theirs.
+class ArrayStream(Stream):
+    """The feed of arrays with a given number of steps per epoch, which may end within the arrays.
 
     Attributes:
         arrays: The arrays.
@@ -86,8 +88,8 @@ class Stretched(Stream):
         self.arrays = arrays
 
 
-class PyDatasets(Stream):
-    """Keras's own data set class, with its workers and its hooks."""
+class PyDatasetStream(Stream):
+    """The feed of a `keras.utils.PyDataset`, with its workers and epoch hooks."""
 
     def __init__(self, data: Any, steps: int | None, shuffle: bool) -> None:
         from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
@@ -96,27 +98,27 @@ class PyDatasets(Stream):
         self._adapter = adapter
         super().__init__(lambda: iter(adapter.get_numpy_iterator()), steps, adapter.num_batches)
 
-    def epoch(self, group: int) -> Iterator[Stretch]:
+    def epoch(self, steps_per_call: int) -> Iterator[BatchGroup]:
         self._adapter.on_epoch_begin()
-        yield from super().epoch(group)
+        yield from super().epoch(steps_per_call)
         self._adapter.on_epoch_end()
 
 
-def _grouped(batches: Iterable[Batch], group: int) -> Iterator[Stretch]:
-    """Batches of one shape stacked by `group`; what is left over goes one by one."""
-    if group == 1:
-        yield Stretch(1, batches)
+def _group_batches(batches: Iterable[Batch], steps_per_call: int) -> Iterator[BatchGroup]:
+    """Stacks batches by `steps_per_call`; a short or mixed-shape stack goes batch by batch."""
+    if steps_per_call == 1:
+        yield BatchGroup(1, batches)
         return
     iterator = iter(batches)
-    while taken := list(itertools.islice(iterator, group)):
-        shapes = {tuple(np.shape(a) for a in tree.flatten(batch)) for batch in taken}
-        if len(taken) == group and len(shapes) == 1:
-            yield Stretch(group, [_stack(taken)])
+    while stack := list(itertools.islice(iterator, steps_per_call)):
+        shapes = {tuple(np.shape(a) for a in tree.flatten(batch)) for batch in stack}
+        if len(stack) == steps_per_call and len(shapes) == 1:
+            yield BatchGroup(steps_per_call, [_stack(stack)])
         else:
-            yield Stretch(1, taken)
+            yield BatchGroup(1, stack)
 
 
 def _stack(batches: Sequence[Batch]) -> Batch:
-    arrays = [in_memory(batch) for batch in batches]
+    arrays = [as_numpy_structure(batch) for batch in batches]
     stacked: Batch = tree.map_structure(lambda *a: None if a[0] is None else np.stack(a), *arrays)
     return stacked

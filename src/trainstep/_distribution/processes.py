@@ -1,7 +1,7 @@
-"""Many processes: who this one is, as its launcher told it, and the start of the engine's runtime.
+"""Jobs of many processes: reads the role of this process and starts the engine's runtime.
 
-There is no launcher here. Whatever started the processes (torchrun, SLURM, Kubernetes, a shell) has
-set variables that say how many there are, which one this is, and where the first one listens.
+trainstep has no launcher. The launcher (torchrun, SLURM, Kubernetes, a shell) sets environment
+variables: the number of processes, the index of this one, and the address of the first.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ class Processes:
     """The processes of a job.
 
     Attributes:
-        index: The number of this one.
-        count: How many there are.
-        address: Where the first one listens, as `host:port`; empty if there is one only.
+        index: The index of this process.
+        count: The number of processes.
+        address: The address that the first process listens on, as `host:port`; empty if there is
+            one process.
     """
 
     index: int = 0
@@ -32,7 +33,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that shows progress and writes checkpoints."""
+        """Whether this process shows progress and writes checkpoints."""
         return self.index == 0
 
 
@@ -40,7 +41,7 @@ _job = Processes()
 
 
 def job() -> Processes:
-    """The processes that this one is one of."""
+    """Returns the job that this process belongs to."""
     return _job
 
 
@@ -52,26 +53,37 @@ def initialize(
     heartbeat: float = 10.0,
     timeout: float = 300.0,
 ) -> Processes:
-    """Makes this process one of many, before anything else is done with the engine.
+    """Makes this process part of a job of many processes.
 
-    Without arguments, they are what the launcher has set: torchrun's `RANK`, `WORLD_SIZE`,
-    `MASTER_ADDR` and `MASTER_PORT`; `TF_CONFIG`; or SLURM, Open MPI and Kubernetes as JAX detects
-    them. If nothing is set, this is the only process, and nothing is started.
+    Call it before the engine computes anything. Without arguments, it reads what the launcher has
+    set: torchrun's `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; `TF_CONFIG`; or the
+    variables of SLURM, Open MPI and Kubernetes as JAX detects them. If nothing is set, this is the
+    only process, and nothing is started.
 
-    The first process listens on the address that was given, and on no other. TensorFlow's runtime
-    binds a port of every process on all interfaces; the kernel lets it hear one address alone.
-    A process that is not heard of for `heartbeat` seconds ends the job: every other one says so
-    and exits.
+    The first process listens on the given address and on no other. **The ports of a job need a
+    private network or a firewall:** the runtimes of JAX, TensorFlow and torch authenticate nobody
+    and encrypt nothing, and TensorFlow's gRPC server listens on all interfaces of every machine.
+    trainstep's own store, which TensorFlow needs, is protected by a key: `TRAINSTEP_AUTHKEY`, or
+    the content of the file `TRAINSTEP_AUTHKEY_FILE` (mode 600). On a loopback address neither is
+    needed.
+
+    If a process sends no heartbeat for `heartbeat` seconds, every other process exits with a
+    message.
 
     Args:
-        address: Where the first process listens, as `host:port`.
-        count: How many processes there are.
-        index: The number of this one.
-        heartbeat: Seconds of silence after which a process is given up.
+        address: The address that the first process listens on, as `host:port`.
+        count: The number of processes.
+        index: The index of this process.
+        heartbeat: Seconds without a heartbeat after which a process counts as lost.
         timeout: Seconds to wait for the others at the start.
 
     Returns:
-        Who this process is.
+        The job, with the index of this process.
+
+    Raises:
+        ArgumentError: Some of `address`, `count` and `index` are missing, or `index` is too large.
+        StrategyError: The processes do not find each other, `initialize` was called before, or, on
+            TensorFlow, the address is not a loopback one and there is no key.
 
     Example:
         >>> import trainstep as ts
@@ -90,15 +102,15 @@ def initialize(
             "pass all three, or let the launcher set them",
         )
     if address is None or count is None or index is None:
-        found = _from_torchrun() or _from_tf_config() or engine.launched()
-        address, count, index = found or ("", 1, 0)
+        launch = _from_torchrun() or _from_tf_config() or engine.launched()
+        address, count, index = launch or ("", 1, 0)
     if count == 1:
         return _job
     if _job.count > 1:
         raise StrategyError(
-            "this process is one of many already.\n"
+            "this process is already a member of a job.\n"
             f"  expected: one call of `trainstep.initialize`\n"
-            f"  came:     a second one, as process {index} of {count}\n"
+            f"  got:      a second call, as process {index} of {count}\n"
             "  to fix:   call it once, at the start of the script"
         )
     if not 0 <= index < count:
@@ -115,20 +127,20 @@ def initialize(
     return _job
 
 
-Found = tuple[str, int, int]
+_Launch = tuple[str, int, int]  # address, count, index
 
 
-def _from_torchrun() -> Found | None:
+def _from_torchrun() -> _Launch | None:
     names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
     if not all(name in os.environ for name in names):
         return None
     host, port, count, index = (os.environ[name] for name in names)
-    # torchrun's own store has that port, and an attempt that was killed may hold on to the next.
+    # torchrun's own store uses MASTER_PORT, and a killed attempt may still occupy the next port.
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return f"{host}:{int(port) + 1 + attempt}", int(count), int(index)
 
 
-def _from_tf_config() -> Found | None:
+def _from_tf_config() -> _Launch | None:
     if "TF_CONFIG" not in os.environ:
         return None
     config: Any = {}
@@ -137,17 +149,17 @@ def _from_tf_config() -> Found | None:
         workers, task = config["cluster"]["worker"], config["task"]
         is_worker, index = task["type"] == "worker", int(task["index"])
     except (ValueError, KeyError, TypeError) as error:
-        raise _bad_tf_config() from error
-    if not is_worker:
-        raise _bad_tf_config()
+        raise _tf_config_error() from error
+    if not is_worker:  # there is no chief, evaluator or parameter server
+        raise _tf_config_error()
     return str(workers[0]), len(workers), index
 
 
-def _bad_tf_config() -> StrategyError:
+def _tf_config_error() -> StrategyError:
     return StrategyError(
         "`TF_CONFIG` cannot be read.\n"
         '  expected: {"cluster": {"worker": ["host:port", ...]}, '
         '"task": {"type": "worker", "index": 0}}\n'
-        f"  came:     {os.environ['TF_CONFIG']}\n"
-        "  to fix:   set it so in every process, with the index of each; every process is a worker"
+        f"  got:      {os.environ['TF_CONFIG']}\n"
+        "  to fix:   set it like this in every process, each with its own index; all are workers"
     )

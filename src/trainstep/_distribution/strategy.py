@@ -1,8 +1,8 @@
-"""Strategies: over which devices a step is spread.
+"""Strategies: the devices that compute a step.
 
-A step is written for the whole batch, and means the same under every strategy: the mean of a loss
-is over all rows, statistics and metrics are those of all rows. A strategy decides where the parts
-are computed, and nothing else.
+A step is written for the whole batch and computes the same under every strategy: the mean of a
+loss, the statistics and the metrics cover all rows. A strategy decides only where each part is
+computed. One device is a strategy too, so no other code asks whether a step is distributed.
 """
 
 from __future__ import annotations
@@ -16,32 +16,34 @@ from keras import ops, tree
 
 from trainstep import _engines
 from trainstep._common.errors import ArgumentError
-from trainstep._data.feed import apart, feed
-from trainstep._data.per_process import shared
-from trainstep._data.protocol import all_of
+from trainstep._data.feed import feed, split_batch
+from trainstep._data.per_process import per_process_feed
+from trainstep._data.protocol import iterate_batches
 from trainstep._function.function import Function
 from trainstep._function.layout_scope import within
 
 
 class Strategy:
-    """What all strategies can do.
+    """The base of all strategies.
 
     Attributes:
-        layout: How arrays lie over the devices, in the engine's terms; None for one device.
+        layout: The engine's own description of how arrays are split over devices; None for one
+            device.
     """
 
     def __init__(self, layout: Any = None) -> None:
         self.layout = layout
+        # Weak keys: a compiled step lives as long as the function that it was made of.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     @property
     def parts(self) -> int:
-        """How many devices a batch is cut for."""
+        """The number of devices that a batch is split over."""
         return 1 if self.layout is None else int(self.layout.parts)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Makes this the strategy of the trainers and functions that are made inside.
+        """Makes this the strategy of every trainer and function that is made inside the block.
 
         Example:
             >>> import keras, trainstep as ts
@@ -57,15 +59,16 @@ class Strategy:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Runs a step, compiled, spread over the devices.
+        """Compiles a step and runs it on all devices.
 
-        The step sees the whole batch, whatever the number of devices, and what it returns is of
-        the whole batch: there is one value, and not one for each device.
+        The step sees the whole batch and returns one value for it, not one per device.
 
         Args:
-            fn: A function, or a `trainstep.function`. It is compiled once, and kept with it.
-            args: Its arguments. Arrays as long as the first one are cut along their first axis.
-            kwargs: The same by name.
+            fn: A function, or a `trainstep.function`. It is compiled at the first call; later calls
+                reuse the program.
+            args: The positional arguments. Arrays as long as the first one are split along their
+                first axis.
+            kwargs: The keyword arguments.
 
         Example:
             >>> import keras, numpy as np, trainstep as ts
@@ -80,38 +83,38 @@ class Strategy:
     def _compiled(self, fn: Any) -> Callable[..., Any]:
         if not callable(fn):
             raise ArgumentError(
-                "Strategy.run", "fn", "a function", repr(fn), "pass the step, not what it returns"
+                "Strategy.run", "fn", "a function", repr(fn), "pass the step itself, not its result"
             )
-        known = self._functions.get(fn)
-        if known is None:
+        compiled = self._functions.get(fn)
+        if compiled is None:
             step = fn if isinstance(fn, Function) else Function(fn)
-            known = self._functions[fn] = step.laid_out(self.layout)
-        return known
+            compiled = self._functions[fn] = step.laid_out(self.layout)
+        return compiled
 
     def reduce(self, how: str, values: Any, axis: int | None = None) -> Any:
-        """The sum or the mean of what a step returned.
+        """Reduces the result of a step to its sum or mean.
 
-        A value of the whole batch is one value already, and stays as it is. Values of single rows
-        are reduced along their axis.
+        A value for the whole batch needs no reduction and is returned unchanged. Per-row values are
+        reduced along `axis`.
 
         Args:
             how: `"sum"` or `"mean"`.
-            values: A tensor, or a structure of them.
-            axis: The axis of the rows; None for what has none.
+            values: A tensor, or a structure of tensors.
+            axis: The axis of the rows; None for values of the whole batch.
 
         Example:
             >>> import numpy as np, trainstep as ts
             >>> float(ts.Single().reduce("mean", np.array([1.0, 3.0]), axis=0))
             2.0
         """
-        found = {"sum": ops.sum, "mean": ops.mean}.get(how.lower() if isinstance(how, str) else "")
-        if found is None:
+        reduce = {"sum": ops.sum, "mean": ops.mean}.get(how.lower() if isinstance(how, str) else "")
+        if reduce is None:
             raise ArgumentError(
                 "Strategy.reduce", "how", "'sum' or 'mean'", repr(how), "pass one of them"
             )
-        if axis is None:
+        if axis is None:  # one value for the whole batch: there is nothing to reduce
             return values
-        return tree.map_structure(lambda x: found(x, axis=axis), values)
+        return tree.map_structure(lambda x: reduce(x, axis=axis), values)
 
     def distribute(
         self,
@@ -121,18 +124,18 @@ class Strategy:
         shuffle: bool = False,
         steps: int | None = None,
     ) -> Iterator[Any]:
-        """The batches of a data set, laid out over the devices: one epoch of them.
+        """Iterates over one epoch of batches that are split over the devices.
 
         Args:
-            data: Arrays, `(x, y)` or `(x, y, sample_weight)` of them, the same in every process;
-                or a source of batches, as `Trainer.fit` takes it, which yields each process its
-                own rows.
-            batch_size: Of the whole batch, for arrays; 32 by default.
-            shuffle: Whether arrays are put into a new order.
-            steps: How many batches; all by default.
+            data: Arrays, `(x, y)` or `(x, y, sample_weight)`, the same in every process; or any
+                source of batches that `Trainer.fit` accepts, which yields each process its own
+                rows.
+            batch_size: The size of the whole batch, for arrays; 32 by default.
+            shuffle: Whether to shuffle arrays.
+            steps: The number of batches; all by default.
 
         Yields:
-            `(x, y, sample_weight)`, with None for what there is not.
+            `(x, y, sample_weight)`, with None for an absent part.
 
         Example:
             >>> import numpy as np, trainstep as ts
@@ -140,15 +143,17 @@ class Strategy:
             >>> [len(x) for x, y, _ in batches]
             [2, 2, 1]
         """
-        source = feed(*apart(data, None, None), batch_size=batch_size, steps=steps, shuffle=shuffle)
-        laid_out = shared(source, self.layout)
-        return all_of(laid_out.epoch(1))
+        source = feed(
+            *split_batch(data, None, None), batch_size=batch_size, steps=steps, shuffle=shuffle
+        )
+        laid_out = per_process_feed(source, self.layout)
+        return iterate_batches(laid_out.epoch(1))
 
 
 class Single(Strategy):
-    """One device; what a trainer or function has if nothing else is said.
+    """One device: the default of every trainer and function.
 
-    On JAX, a distribution that was set by `keras.distribution.set_distribution` is kept to.
+    On JAX, a distribution set with `keras.distribution.set_distribution` still applies.
 
     Example:
         >>> import trainstep as ts
@@ -158,15 +163,14 @@ class Single(Strategy):
 
 
 class Mirrored(Strategy):
-    """Batches are cut over devices, variables are whole.
+    """Splits batches over devices and keeps variables whole.
 
-    On JAX each device has its own copy of them. On TensorFlow they are on the first device of a
-    process, which sends them to the others in each step. On torch, a process has one device: see
-    `initialize` for many of them.
+    On JAX, each device has its own copy of the variables. On TensorFlow, the first device of a
+    process stores the variables and sends them to the others in each step. On torch, a process has
+    one device; see `initialize` for several processes.
 
     Args:
-        devices: The devices, their numbers or names; all that there are by default, also those of
-            other processes.
+        devices: Devices, or their numbers or names; by default all devices of all processes.
 
     Example:
         >>> import keras, numpy as np, trainstep as ts
@@ -180,13 +184,13 @@ class Mirrored(Strategy):
 
 
 class Sharded(Strategy):
-    """Batches are cut over devices, and so are variables with their slots (JAX).
+    """Splits batches, variables and optimizer slots over devices (JAX).
 
-    Each device then holds a part of the state: of each variable of some size, along its longest
-    axis that the number of devices divides.
+    Each device stores a part of every variable that is not small, split along the longest axis
+    whose size is a multiple of the number of devices.
 
     Args:
-        devices: As of `Mirrored`.
+        devices: See `Mirrored`.
 
     Example:
         >>> import keras, trainstep as ts

@@ -20,7 +20,7 @@ from trainstep._doctor.diagnosis import diagnose
 from trainstep._doctor.records import read
 from trainstep._doctor.report import Report
 from trainstep._doctor.session import Doctor
-from trainstep._explain.advice import FINDINGS
+from trainstep._explain.causes import FINDINGS
 
 USAGE = (
     "trainstep doctor [options] script.py [args ...]\n"

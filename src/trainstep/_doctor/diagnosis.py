@@ -8,8 +8,7 @@ from typing import Any
 
 from trainstep._doctor.records import Calls, Cause, End, Incident, Note, Span, Start, Trace
 from trainstep._doctor.report import Event, Finding, Function, Report, SmallPrograms
-from trainstep._explain.advice import EFFECTS, FINDINGS
-from trainstep._explain.causes import CURES, cure
+from trainstep._explain.causes import CURES, EFFECTS, FINDINGS, cure
 
 
 def diagnose(records: Iterable[Any]) -> Report:

@@ -104,13 +104,13 @@ class Incident(Record):
     """A fact besides a trace that becomes a finding.
 
     Attributes:
-        kind: A key of `_explain.advice.FINDINGS`.
+        kind: A key of `_explain.causes.FINDINGS`.
         engine: The engine.
         group: The group of the function concerned, if it was traced.
         function: The function's name.
         site: The user's line.
         what: The fact, in one line.
-        detail: The kind of side effect (a key of `_explain.advice.EFFECTS`), or of advice.
+        detail: The kind of side effect (a key of `_explain.causes.EFFECTS`), or of advice.
         value: A frozen value, a reason, or the lines that assign.
         before: The value inside the program.
         now: The current value.

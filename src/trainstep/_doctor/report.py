@@ -129,7 +129,7 @@ class Finding:
     """A finding: a fact, its consequence and its cure.
 
     Attributes:
-        kind: A key of `_explain.advice.FINDINGS`, as in `--fail-on`.
+        kind: A key of `_explain.causes.FINDINGS`, as in `--fail-on`.
         group: The identity of the function concerned, if there is one.
         function: The function's name.
         site: The user's line.

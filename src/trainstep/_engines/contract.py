@@ -333,11 +333,15 @@ class Engine(abc.ABC):
         """Makes this process one of many; returns a store of strings that all see."""
         raise runs_on_one_device(self.name)
 
-    def told(self, value: Any) -> Any:
-        """The value of the first of many processes, in all of them."""
+    def broadcast(self, value: Any) -> Any:
+        """The value of the first process, in every process of the job.
+
+        Args:
+            value: Of the types that `shared/messages.py` encodes; used in the first process only.
+        """
         return value
 
-    def whole(self, variable: Variable) -> Any:
+    def gather(self, variable: Variable) -> Any:
         """The value of a variable, as a NumPy array, also if it is spread over many processes."""
         return keras.ops.convert_to_numpy(variable.value)
 

@@ -1,1 +1,5 @@
-"""Why a trace happened, in words: signatures, the ledger, causes and cures."""
+"""The reason for every trace, in words.
+
+Signatures of calls, trace events and side effects enter. Ledger entries, log lines and the advice
+for each cause leave. This room may import `_common` alone.
+"""

@@ -1,7 +1,8 @@
-"""The ledger: what was traced and compiled, when, from where, and why.
+"""The ledger: every trace and compilation, with its time, its call site and its reason.
 
-One `TraceEvent` per trace and per further program of it, one `Ledger` per function. `ledger()` is
-the view over all functions of the process; it holds them weakly, so a dropped function leaves it.
+There is one `TraceEvent` per trace and per further program of a trace, and one `Ledger` per
+function. `ledger()` shows all functions of the process; it refers to them weakly, so the entries of
+a function disappear with it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Protocol, overload
 
-from trainstep._explain.advice import Effect
+from trainstep._explain.causes import Effect
 from trainstep._explain.signature import Signature
 
 log = logging.getLogger("trainstep")
@@ -24,28 +25,28 @@ log = logging.getLogger("trainstep")
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One entry: a trace of a function, or what became of one.
+    """One entry: a trace of a function, or a later event of a trace.
 
     Attributes:
         index: 1 for the function's first entry.
         function: The function's name.
-        signature: What the program was compiled for.
-        changes: What differs from the nearest earlier signature, part by part.
+        signature: The signature that the program was compiled for.
+        changes: The differences from the nearest earlier signature, part by part.
         nearest: The index of that earlier trace; None for the first.
-        site: The user's file and line that called.
+        site: The user's file and line of the call.
         trace_seconds: Time spent running the user's Python and recording it.
         compile_seconds: Time spent in the engine's compiler.
         reads: Paths of the variables that the program reads.
         writes: Paths of the variables that it writes.
-        compiler: Which of the engine's compilers made the program.
-        advice: One line on what to do about it.
-        kind: `"trace"`: the user's Python was run. `"bucket"`: what a trace recorded for sizes
-            that vary was compiled for some. `"refused"`: a trace cannot serve other sizes.
-            `"evicted"`: a program was dropped.
-        when: The moment, in seconds since the epoch.
-        effects: What the step did in Python that it will not do again, each with its line.
-        from_disk: Whether the program came from the engine's cache on disk.
-        kinds: The kind of each of the changes, a key of `_cures.CURES`.
+        compiler: The engine's compiler that built the program.
+        advice: One line on how to avoid the trace.
+        kind: `"trace"`: the user's Python ran. `"bucket"`: a trace with dynamic sizes was compiled
+            for some sizes. `"refused"`: a trace cannot be used for other sizes. `"evicted"`: a
+            program was dropped from the cache.
+        when: The time, in seconds since the epoch.
+        effects: The step's Python side effects during tracing, each with its line.
+        from_disk: Whether the program was loaded from the engine's disk cache.
+        kinds: The kind of each change, a key of `causes.CURES`.
     """
 
     index: int
@@ -68,12 +69,12 @@ class TraceEvent:
 
     @property
     def runs_python(self) -> bool:
-        """Whether the user's Python was run for it."""
+        """Whether the user's Python ran."""
         return self.kind == "trace"
 
     @property
     def reason(self) -> str:
-        """Why it was traced, in one line."""
+        """The reason for the trace, in one line."""
         return "; ".join(self.changes) or "first trace"
 
     def __str__(self) -> str:
@@ -81,7 +82,7 @@ class TraceEvent:
 
 
 class Events(Sequence[TraceEvent]):
-    """Traces, oldest first. Printing them gives a table."""
+    """Trace events, oldest first; `print` shows them as a table."""
 
     def __init__(self, name: str, events: list[TraceEvent]) -> None:
         self.name = name
@@ -99,7 +100,7 @@ class Events(Sequence[TraceEvent]):
 
     @property
     def traces(self) -> int:
-        """How often the user's Python was run."""
+        """The number of times that the user's Python ran."""
         return sum(event.runs_python for event in self._events)
 
     def __str__(self) -> str:
@@ -110,10 +111,10 @@ class Events(Sequence[TraceEvent]):
 
 
 class Ledger(Events):
-    """The traces of one function.
+    """The trace events of one function.
 
     Attributes:
-        code: The function's code, if it is one that the user wrote.
+        code: The function's code, if the user wrote it.
     """
 
     def __init__(self, name: str, code: CodeType | None = None) -> None:
@@ -125,12 +126,12 @@ class Ledger(Events):
 
     @property
     def signatures(self) -> Sequence[Signature | None]:
-        """The signature of each event; None of what is no trace."""
+        """The signature of each event; None for an event that is no trace."""
         return self._signatures
 
     def record(self, event: TraceEvent, signature: Signature | None = None) -> int:
         """Adds an event and logs one line; returns its index."""
-        with _registry_lock:  # a program may have been compiled in the background
+        with _registry_lock:  # a background thread may record a compilation
             event = replace(event, index=len(self._events) + 1, when=time.time())
             self._events.append(event)
             self._signatures.append(signature)
@@ -145,28 +146,28 @@ class Ledger(Events):
         return event.index
 
     def add_compile_seconds(self, index: int, seconds: float) -> None:
-        """Some engines compile at the first run; this puts that time where it belongs."""
+        """Adds compile time to an event: some engines compile at the first run."""
         event = self._events[index - 1]
         self._events[index - 1] = replace(event, compile_seconds=event.compile_seconds + seconds)
 
     def set_compiler(self, index: int, compiler: str) -> None:
-        """A compiler was chosen by measuring."""
+        """Sets the compiler of an event, chosen by measurement."""
         self._events[index - 1] = replace(self._events[index - 1], compiler=compiler)
 
 
 class Listener(Protocol):
-    """Who is told of all functions."""
+    """Receives the events of all functions."""
 
     def traced(self, ledger: Ledger, event: TraceEvent) -> None:
-        """Told of an entry."""
+        """Called with each new event."""
         ...
 
     def affected(self, function: str, effect: Effect) -> None:
-        """Told of Python that ran while a function was traced."""
+        """Called with each side effect of a function during tracing."""
         ...
 
     def stale(self, function: str, changes: Sequence[tuple[str, str, str]]) -> None:
-        """Told of values that a function holds and that have changed since."""
+        """Called with captured values that changed: where each is read, its old and new text."""
         ...
 
 
@@ -176,7 +177,7 @@ _registry_lock = threading.Lock()
 
 
 def ledger() -> Events:
-    """The ledger of the whole process: every trace of every function that is alive.
+    """The ledger of the whole process: the trace events of every function that is alive.
 
     Example:
         >>> import trainstep as ts
@@ -188,13 +189,13 @@ def ledger() -> Events:
 
 
 def merged(name: str, ledgers: Sequence[Ledger]) -> Events:
-    """The traces of several functions together, in the order in which they were made."""
+    """The trace events of several functions, in order of time."""
     events = [event for each in ledgers for event in each]
     return Events(name, sorted(events, key=lambda event: event.when))
 
 
 def _table(title: str, events: Sequence[TraceEvent]) -> str:
-    # Rich is imported when a table is asked for, so that importing trainstep stays light.
+    # Rich is imported here, so that importing trainstep stays light.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -210,7 +211,7 @@ def _table(title: str, events: Sequence[TraceEvent]) -> str:
         why = "\n".join([e.reason, f"({e.signature})", *e.effects])
         number = str(e.index) if e.kind == "trace" else f"{e.index}\n{e.kind}"
         cells = [number, e.function, e.site, why, seconds, variables, e.advice]
-        table.add_row(*map(Text, cells))  # a Text: no part of a signature is taken for markup
+        table.add_row(*map(Text, cells))  # a Text: Rich must not parse a signature as markup
     out = io.StringIO()
     Console(file=out, width=140, highlight=False).print(table)
     return out.getvalue()

@@ -1,8 +1,8 @@
-"""What a compiler may depend on in one call, and how two calls differ.
+"""The signature of a call, and the differences between two signatures.
 
-A `Signature` is a list of named parts, each with a text that a person can read: the shape and
-dtype of an array, a static value, the identity of an object, a trainable flag. It is made only
-when a call misses the cache; a hit compares the cheap key of `_arguments.py` instead.
+A `Signature` is a list of named parts, each with a readable text: the shape and dtype of an array,
+a static value, the identity of an object, a trainable flag. It is built for cache misses only; a
+cache hit compares the cheap key of `_function/arguments.py` instead.
 
     parts of a call + earlier signatures --nearest--> the one with the fewest differences
                                          --changes--> "x: float32[32,4] -> float32[17,4]"
@@ -14,21 +14,21 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 ABSENT = "absent"
-# What a trace turns out to depend on, besides the arguments.
-_FOUND = ("flag", "capture")
+# The kinds of parts that only a trace reveals, besides the arguments.
+_REVEALED = ("flag", "capture")
 _ASPECTS = ("shape", "dtype", "weak", "sharding")  # of an array, in the order of its token
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that a program was compiled for.
+    """One input or value that a program was compiled for.
 
-    `token` decides equality; `text` is what is shown. Two models may have one name.
+    `token` decides equality, `text` is shown: two models may have the same name.
     """
 
     label: str
     text: str
-    kind: str  # array, or a key of `_cures.CURES`
+    kind: str  # array, or a key of `causes.CURES`
     token: Hashable
 
     def __str__(self) -> str:
@@ -39,27 +39,27 @@ class Part:
 class Change:
     """A part that differs between two signatures."""
 
-    kind: str  # a key of `_cures.CURES`
+    kind: str  # a key of `causes.CURES`
     text: str
 
 
 class Signature:
-    """The parts of one call, in the order of the arguments; then what the trace depends on."""
+    """The parts of one call: the arguments in order, then the parts that the trace revealed."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.parts = {part.label: part for part in parts}
 
     def __str__(self) -> str:
-        shown = [str(p) for p in self.parts.values() if p.kind not in _FOUND]
+        shown = [str(p) for p in self.parts.values() if p.kind not in _REVEALED]
         return ", ".join(shown) or "no arguments"
 
     def with_found(self, found: Iterable[Part]) -> Signature:
-        """The same call with the flags and values that the trace turned out to depend on."""
-        kept = [p for p in self.parts.values() if p.kind not in _FOUND]
+        """The same call with the flags and captured values that the trace revealed."""
+        kept = [p for p in self.parts.values() if p.kind not in _REVEALED]
         return Signature([*kept, *found])
 
     def changes(self, earlier: Signature) -> list[Change]:
-        """What is different here, part by part."""
+        """The differences from an earlier signature, part by part."""
         found = [_change(earlier.parts.get(p.label), p) for p in self.parts.values()]
         gone = [_change(p, None) for label, p in earlier.parts.items() if label not in self.parts]
         return [change for change in (*found, *gone) if change is not None]
@@ -69,8 +69,8 @@ def _change(old: Part | None, new: Part | None) -> Change | None:
     part = new or old
     assert part is not None
     if old is None or new is None:
-        # What only one of two traces read says nothing about why they differ.
-        if part.kind in _FOUND:
+        # A flag or captured value that only one of the two traces read explains nothing.
+        if part.kind in _REVEALED:
             return None
     elif old.token == new.token:
         return None
@@ -83,7 +83,7 @@ def _change(old: Part | None, new: Part | None) -> Change | None:
 
 
 def _kind(kind: str, old: Part | None, new: Part | None) -> str:
-    """What it is about an array that differs."""
+    """The aspect of an array that differs; other kinds stay as they are."""
     if kind != "array":
         return kind
     if old is None or new is None or old.kind != new.kind:
@@ -97,7 +97,7 @@ def _kind(kind: str, old: Part | None, new: Part | None) -> str:
 def nearest(new: Signature, earlier: Sequence[Signature | None]) -> tuple[int | None, list[Change]]:
     """The index of the earlier signature with the fewest differences, and those differences.
 
-    The latest wins a tie: it is the one that the user remembers. None stands for no signature.
+    The latest wins a tie: the user remembers it best. None in `earlier` is skipped.
     """
     best: int | None = None
     fewest: list[Change] = []
@@ -111,7 +111,7 @@ def nearest(new: Signature, earlier: Sequence[Signature | None]) -> tuple[int | 
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    """Names made distinct: two models may have a layer of one name each."""
+    """Numbers repeated names: two models may each have a layer of the same name."""
     count: dict[str, int] = {}
     distinct = []
     for name in names:
@@ -121,5 +121,5 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 
 def array_text(shape: Sequence[int | str | None], dtype: str) -> str:
-    """`float32[32,4]`, with `?` or a name for any size."""
+    """`float32[32,4]`, with `?` or a name for a dynamic size."""
     return f"{dtype}[{','.join('?' if d is None else str(d) for d in shape)}]"

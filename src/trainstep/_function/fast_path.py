@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trainstep._common.codegen import Source, define
+from trainstep._common.codegen import Source, define, merge
 from trainstep._engines import Inlined, Unread
 from trainstep._function.arguments import Arguments
 from trainstep._function.program_cache import MISS, Program, Ways
@@ -102,9 +102,8 @@ def _written(
     stale = program.watch.around
     flags, run, build = program.watch.flags, _run(program, arrays), program.build.source
     idle = arguments.engine.is_idle_source()
-    for piece in (idle, stale, flags, run, build):
-        names |= piece.names
     names |= {"MISS": MISS, "states": states, "program": program}
+    names = merge(Source("", names), idle, stale, flags, run, build)
 
     def text(run: str, after: str) -> str:
         return _HIT.format(
@@ -136,7 +135,7 @@ def _run(program: Program, arrays: dict[str, Any]) -> Source:
 
 def _unread(program: Program, run: Source, arrays: Iterable[str]) -> tuple[str, str]:
     """The same if nobody reads the outputs, and what is then done with them."""
-    if program.build.is_judged:  # but somebody does
+    if program.build.is_checked:  # a check reads them
         return run.text, program.build.source.text
     if isinstance(program.executable, Unread):
         return f"program.executable.unread({_tuple(arrays)})", ""

@@ -7,8 +7,7 @@ from typing import Any
 
 from trainstep._common import user_code
 from trainstep._common.errors import StaleCaptureWarning
-from trainstep._explain.advice import OFTEN
-from trainstep._explain.causes import trace_advice
+from trainstep._explain.causes import OFTEN, trace_advice
 from trainstep._explain.ledger import Ledger, TraceEvent
 from trainstep._explain.signature import Change, Signature, nearest
 from trainstep._function.program_cache import Programs

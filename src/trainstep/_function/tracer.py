@@ -26,8 +26,8 @@ from trainstep._common.errors import (
     TrainstepError,
 )
 from trainstep._engines import Refused, Sizes, Traced
-from trainstep._explain import advice
-from trainstep._explain.advice import Effect
+from trainstep._explain import causes
+from trainstep._explain.causes import Effect
 from trainstep._explain.ledger import listeners
 from trainstep._function.arguments import Arguments
 from trainstep._function.inside.nan_findings import hearing, judged
@@ -41,11 +41,10 @@ from trainstep._state.outputs import Build, take_out
 from trainstep._state.random_seeds import traced_seeds
 from trainstep._state.scopes import Recorder, deferred_constants
 from trainstep._surroundings.captures import Captures
-from trainstep._surroundings.mutations import Given
+from trainstep._surroundings.mutations import ArgumentCopies
 from trainstep._surroundings.places import Place
-from trainstep._surroundings.reach import Reach
+from trainstep._surroundings.reach import Reach, reached, taken
 from trainstep._surroundings.side_effects import Observer
-from trainstep._surroundings.snapshot import reached, taken
 
 log = logging.getLogger("trainstep")
 
@@ -167,10 +166,10 @@ class Tracer:
         """Runs the step, and notes what it does besides."""
         if observer is None:
             return self._parameters.call(self._run, arguments)
-        given = Given(self._parameters.names, arguments)
+        copies = ArgumentCopies(self._parameters.names, arguments)
         with observer:
             result = self._parameters.call(self._run, arguments)
-        observer.noticed(given.grown(self._fn))
+        observer.add(copies.mutated(self._fn))
         return result
 
     def _asks_for_a_value(self, error: BaseException) -> BaseException | None:
@@ -222,8 +221,8 @@ class Tracer:
             size = f"{place.value.nbytes / 1e6:.0f} MB" if array else f"{len(place.value)} entries"
             message = (
                 f"`{self._name}` takes {place.label} ({size}) from around it.\n"
-                f"  what happens: {advice.LARGE.happens}\n"
-                f"  to fix:       {advice.LARGE.cure}"
+                f"  what happens: {causes.LARGE.happens}\n"
+                f"  to fix:       {causes.LARGE.cure}"
             )
             warnings.warn_explicit(message, StaleCaptureWarning, place.file, place.line)
 
@@ -235,8 +234,8 @@ class Tracer:
         message = (
             f"`{self._name}`: a value that the step took from around it has changed.\n"
             f"  changed:  {listed}\n"
-            f"  why:      {advice.STALE.happens}\n"
-            f"  to fix:   {advice.STALE.cure}"
+            f"  why:      {causes.STALE.happens}\n"
+            f"  to fix:   {causes.STALE.cure}"
         )
         if self._policies.captures == "raise":
             raise StaleCaptureError(message)

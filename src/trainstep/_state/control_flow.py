@@ -1,12 +1,12 @@
-"""Keras's control flow while a step is traced: branches that write variables.
+"""Keras's control flow during tracing, with branches that may write variables.
 
-A branch of `keras.ops.cond` is a program of its own on JAX and TensorFlow, so a value assigned in
-it cannot leave; and on torch Keras asks Python for the predicate, which a trace cannot answer. In
-both cases the branches are computed side by side and the right results are selected, those of
-variables included. This is how a loss-scaling optimizer skips a step.
+On JAX and TensorFlow a branch of `keras.ops.cond` is a program of its own, which an assigned value
+cannot leave; on torch, Keras needs the predicate in Python, and a trace has no value for it. In
+both cases every branch is computed, and then the results and the variables of the right one are
+selected. A loss-scaling optimizer skips a step in this way.
 
-Keras calls these functions by their names in its backend's module; while a step is traced, and
-for the tracing thread only, the names lead here.
+Keras looks these functions up by name in its backend's module. During tracing, and for the tracing
+thread only, the functions here replace them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from keras import ops, tree
 from keras.src import backend as keras_backend
 
 from trainstep._common.errors import StateError
-from trainstep._state.scopes import Branch, active, apart, current_scope
+from trainstep._state.scopes import Branch, active, current_scope, run_isolated
 
 _core: Any = keras_backend.core
 _NAMES = ("cond", "switch", "while_loop", "fori_loop", "vectorized_map")
 
 
 class Uncompilable(Exception):
-    """The step does something that the engine can only run as Python."""
+    """The step contains an operation that the engine can only run as Python."""
 
-    _keras_call_info_injected = True  # Keras passes it on as it is
+    _keras_call_info_injected = True  # so that Keras does not rebuild it from its text
 
 
 @contextlib.contextmanager
 def traced_control_flow(*, by_value: bool) -> Iterator[None]:
-    """Leads Keras's control flow here until the trace is over.
+    """Replaces Keras's control flow until the trace is over.
 
     Args:
-        by_value: Whether Keras's own functions ask Python for tensor values on this engine.
+        by_value: Whether Keras's own functions need tensor values in Python on this engine.
     """
     natives = {name: getattr(_core, name) for name in _NAMES}
     cond, switch, while_loop, fori_loop, vectorized_map = natives.values()
@@ -97,16 +97,16 @@ def _compiling() -> bool:
 
 
 def _is_number(x: Any) -> bool:
-    """Whether Python can count to `x`; to a size that varies it can try."""
+    """Whether Python can count to `x`, which may be a dynamic size."""
     return hasattr(x, "__index__") and not ops.is_tensor(x)
 
 
 def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
-    """Runs every case and selects the results and writes of case `index`."""
+    """Runs every case and selects the results and variables of case `index`."""
     branches = []
     results = []
     for number, case in enumerate(cases):
-        branch, result = _run(case, (index, number))
+        branch, result = _run_case(case, (index, number))
         branches.append(branch)
         results.append(result)
     written = {key: variable for branch in branches for key, variable in branch.writes.items()}
@@ -119,18 +119,18 @@ def _select(index: Any, cases: Sequence[Callable[[], Any]]) -> Any:
     return tree.map_structure(lambda *leaves: _choose(index, leaves), *results)
 
 
-def _run(case: Callable[[], Any], place: tuple[Any, int]) -> tuple[Branch, Any]:
-    """Runs one case without letting its writes out.
+def _run_case(case: Callable[[], Any], selected: tuple[Any, int]) -> tuple[Branch, Any]:
+    """Runs one case and keeps its writes from the scope around it.
 
     Args:
         case: The function.
-        place: The index that is selected by, and the one that this case has.
+        selected: The index tensor, and the number of this case.
     """
     recorder = active()
     assert recorder is not None
-    recorder.branches.append(place)
+    recorder.branches.append(selected)
     try:
-        return apart(case)
+        return run_isolated(case)
     finally:
         recorder.branches.pop()
 

@@ -1,8 +1,8 @@
-"""Optimizers that learn of new variables.
+"""Adds slots to a built optimizer.
 
-A Keras optimizer knows the variables that it was built with. A layer that was frozen then and is
-trainable now brings new ones. They get slots of their own; those of the others stay as they are,
-and so do the programs that use them.
+A Keras optimizer has slots for the variables that it was built with. A layer that was frozen then
+and is trainable now has variables without slots. They get slots here; the slots of the others, and
+the programs that use them, stay valid.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def make_known(optimizer: Any, model: Any) -> None:
-    """Gives a built optimizer slots for variables of a model that it was not built with.
+    """Adds slots for trainable variables of a model that a built optimizer has none for.
 
-    They are put in the order of the model's variables, as if it had been built with all of them:
-    so a saved model can be loaded.
+    All slots are in the order of the model's variables, as if the optimizer had been built with
+    all of them, so that a saved model can be loaded.
     """
     optimizer = innermost(optimizer)
     places = optimizer._trainable_variables_indices
@@ -23,12 +23,12 @@ def make_known(optimizer: Any, model: Any) -> None:
         return
     wanted = {key(v) for v in model.trainable_variables} | set(places)
     variables = [v for v in model.variables if key(v) in wanted]
-    if len(variables) < len(wanted):  # it knows variables of another model too
+    if len(variables) < len(wanted):  # it also has slots for variables of another model
         return
-    # A second optimizer of the kind makes the slots; one for each variable, in lists.
+    # A second optimizer of the same class creates the slots: lists, one slot for each variable.
     other = type(optimizer).from_config(optimizer.get_config())
     other.build(variables)
-    mine: dict[int, Any] = {}  # what I have in place of each of its variables
+    mine: dict[int, Any] = {}  # this optimizer's variable for each of the second one's, by id
     for name, slots in vars(other).items():
         own = vars(optimizer).get(name)
         if _is_slots(name, slots, len(variables)) and _is_slots(name, own, len(places)):
@@ -38,13 +38,13 @@ def make_known(optimizer: Any, model: Any) -> None:
             ]
             mine.update((id(s), m) for s, m in zip(slots, merged, strict=True) if s is not None)
             vars(optimizer)[name] = merged
-    # The rest belongs to no variable of the model: the counter, the learning rate.
+    # The other variables belong to no variable of the model: the counter, the learning rate.
     slotted = {id(slot) for slot in mine.values()}
     rest = [v for v in other._variables if id(v) not in mine]
     kept = [v for v in optimizer._variables if id(v) not in slotted]
     mine.update((id(v), k) for v, k in zip(rest, kept, strict=False))
     ordered = [mine.get(id(v), v) for v in other._variables]
-    while optimizer._variables:  # TensorFlow's lists do not let their contents be replaced
+    while optimizer._variables:  # TensorFlow's tracked lists allow no replacement
         optimizer._variables.pop()
     optimizer._variables.extend(ordered)
     vars(optimizer)["_trainable_variables"] = variables  # past Keras's tracking, as in `build`
@@ -53,14 +53,14 @@ def make_known(optimizer: Any, model: Any) -> None:
 
 
 def known(optimizer: Any, model: Any) -> list[int]:
-    """The places, among a model's variables, of those that an optimizer has slots for."""
+    """The indices of the model's variables that an optimizer has slots for."""
     optimizer = innermost(optimizer)
     places, key = optimizer._trainable_variables_indices, optimizer._var_key
     return [place for place, v in enumerate(model.variables) if key(v) in places]
 
 
 def slots_beyond(optimizer: Any, model: Any, places: list[int]) -> list[Any]:
-    """The slots that an optimizer has for other variables of a model than those at some places."""
+    """The optimizer's slots for all variables of a model but those at some indices."""
     optimizer = innermost(optimizer)
     key = optimizer._var_key
     old = {key(model.variables[place]) for place in places}
@@ -75,7 +75,7 @@ def slots_beyond(optimizer: Any, model: Any, places: list[int]) -> list[Any]:
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer that updates weights, inside one that scales the loss."""
+    """The optimizer that updates the weights, without a loss-scaling wrapper."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 

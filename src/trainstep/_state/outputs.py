@@ -1,8 +1,8 @@
-"""The structure that a step returns: tensors taken out while tracing, put back at every call.
+"""The output structure of a step: split into tensors during tracing, rebuilt at every call.
 
-A variable comes back as its value. Numbers, strings and other objects that are no tensors are
-constants of the program. An object that came in as an argument is held weakly, so that returning a
-model does not keep it alive.
+A variable is returned as its value. Numbers, strings and other objects that are no tensors are
+constants of the program. An object that was passed as an argument is referred to weakly, so that
+returning a model does not keep it alive.
 """
 
 from __future__ import annotations
@@ -20,62 +20,62 @@ from trainstep._common.errors import ArgumentError
 from trainstep._common.structure import like, ordered, structure
 
 
-class Judged:
-    """A result that is handed out by a judge, who looks at some tensors first and may raise."""
+class CheckedOutput:
+    """An output that `check(value, *tensors)` returns at every call, unless it raises."""
 
-    __slots__ = ("judge", "tensors", "value")
+    __slots__ = ("check", "tensors", "value")
 
-    def __init__(self, value: Any, judge: Callable[..., Any], tensors: Sequence[Any]) -> None:
-        self.value, self.judge, self.tensors = value, judge, tensors
+    def __init__(self, value: Any, check: Callable[..., Any], tensors: Sequence[Any]) -> None:
+        self.value, self.check, self.tensors = value, check, tensors
 
 
 class Build:
-    """Puts the tensors of a call where those of the trace were.
+    """Builds the output structure from the tensors of a call.
 
     Attributes:
-        source: The expression that does it, of a sequence `outs`.
-        is_judged: Whether somebody looks at them at every call.
+        source: The expression of the structure, given a sequence `outs`.
+        is_checked: Whether the structure contains a `CheckedOutput`.
     """
 
-    def __init__(self, source: Source, *, is_judged: bool) -> None:
-        self.source, self.is_judged = source, is_judged
+    def __init__(self, source: Source, *, is_checked: bool) -> None:
+        self.source, self.is_checked = source, is_checked
 
     @cached_property
     def of(self) -> Callable[[Sequence[Any]], Any]:
-        """The function that does it."""
+        """The function that builds the structure from `outs`."""
         return define("build(outs)", f"return {self.source.text}", self.source.names)
 
 
 def take_out(
     value: Any, is_tensor: Callable[[Any], bool], arguments: Sequence[Any]
 ) -> tuple[list[Any], Build]:
-    """The tensors of a step's result, and what puts others in their place."""
+    """Splits a step's result into its tensors and a `Build` that inserts others."""
     writer = _Writer(is_tensor, arguments)
     text = writer.expression(value)
-    return writer.tensors, Build(Source(text, writer.names), is_judged=writer.is_judged)
+    return writer.tensors, Build(Source(text, writer.names), is_checked=writer.is_checked)
 
 
 class _Writer:
-    """Writes the expression of a structure, and collects its tensors and constants."""
+    """Generates the expression of a structure, and collects its tensors and constants."""
 
     def __init__(self, is_tensor: Callable[[Any], bool], arguments: Sequence[Any]) -> None:
         self.tensors: list[Any] = []
         self.names: dict[str, Any] = {"like": like}
-        self.is_judged = False
+        self.is_checked = False
         self._is_tensor = is_tensor
         self._arguments = arguments
 
     def expression(self, value: Any) -> str:
-        """The expression that makes a value like this one of the tensors in `outs`."""
+        """The expression that builds such a value from the tensors in `outs`."""
         if isinstance(value, keras.Variable):
             value = value.value
         if self._is_tensor(value):
             self.tensors.append(value)
             return f"outs[{len(self.tensors) - 1}]"
-        if isinstance(value, Judged):
-            self.is_judged = True
+        if isinstance(value, CheckedOutput):
+            self.is_checked = True
             texts = [self.expression(each) for each in (value.value, *value.tensors)]
-            return f"{self._name(value.judge)}({', '.join(texts)})"
+            return f"{self._name(value.check)}({', '.join(texts)})"
         children = structure(value)
         if children is None:
             return self._constant(value)

@@ -1,9 +1,9 @@
-"""`keras.random` without a seed, inside a step: new draws at each step, reproducible.
+"""`keras.random` without a seed inside a step: new numbers at each step, reproducibly.
 
-Keras then draws from one generator of the process, which `keras.utils.set_random_seed` throws away
-and makes anew. A compiled step reads and writes the state of the generator that it was traced with.
-So the first one that a step draws from stays the global one: when Keras has another, its state is
-taken over, and nothing is traced again.
+Keras then uses one global generator, which `keras.utils.set_random_seed` replaces by a new one. A
+compiled step reads and writes the RNG state of the generator that it was traced with. So the first
+generator that a step uses stays the global one: when Keras has created another, its RNG state is
+copied into the first, and no retrace is needed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from trainstep._state.scopes import active, no_scope
 
 _NAME = seed_generator.GLOBAL_SEED_GENERATOR
 _MISSING: Any = object()
-_kept: list[Any] = []  # the generator, once a step has drawn from it
+_kept: list[Any] = []  # the first generator, once a step has used it
 
 
 @contextlib.contextmanager
 def traced_seeds() -> Iterator[None]:
-    """Lets a step that is being traced draw from the global generator.
+    """Lets a traced step use the global generator.
 
-    On JAX Keras refuses that in a trace, since the draws would be constants of it; here the
-    generator's state is state of the step.
+    On JAX, Keras refuses this in a trace, since the RNG state would be a constant of the program;
+    here it is a variable of the step.
     """
     native = seed_generator.global_seed_generator
 
@@ -50,13 +50,13 @@ def traced_seeds() -> Iterator[None]:
 
 
 def adopt() -> None:
-    """Takes over the state of the generator that Keras has now, if it is another one."""
+    """Copies the RNG state of Keras's global generator, if it is another one, and replaces it."""
     if not _kept:
         return
     now = getattr(global_state.GLOBAL_STATE_TRACKER, _NAME, _MISSING)
     if now is _kept[0]:
         return
-    if now is not _MISSING:  # of a new thread there is nothing to take over
+    if now is not _MISSING:  # a new thread has no generator yet
         with no_scope():
             now = now or seed_generator.SeedGenerator()
             _kept[0].state.assign(now.state.value)
@@ -64,7 +64,7 @@ def adopt() -> None:
 
 
 def other_generator(reads: Sequence[Any]) -> Source:
-    """An expression that is true if Keras has another generator than a step that reads these."""
+    """An expression: whether Keras's generator is not the one that a step with `reads` uses."""
     if not _kept or not any(variable is _kept[0].state for variable in reads):
         return Source("")
     text = f"getattr(states.GLOBAL_STATE_TRACKER, {_NAME!r}, None) is not kept_generator"

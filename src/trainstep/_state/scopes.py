@@ -1,11 +1,11 @@
 """Scopes that turn a stateful step into a pure one.
 
-`keras.Variable.value` and `assign` go through the current `keras.StatelessScope`. A `Recorder`
-is such a scope: it notes which variables a step reads and writes, hands out the engine's
-stand-ins for them, and keeps new values to itself. A `Branch` is the same for one
-differentiation inside a step: it starts from the scope around it and gives its writes back.
+`keras.Variable.value` and `assign` go through the current `keras.StatelessScope`. A `Recorder` is
+such a scope: it records the variables that a step reads and writes, returns the engine's tracers
+for them, and stores new values without assigning them. A `Branch` does the same for one gradient or
+one branch inside a step: it starts with the values of the scope around it, and writes back there.
 
-Nothing here knows the engine: stand-ins are made by the `lift` function that it passes in.
+Nothing here knows the engine: the engine passes a `lift` function that creates the tracers.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from keras.src.backend.common.variables import initialize_all_variables
 from trainstep._common.errors import StateError
 
 _local = threading.local()
-# Its GLOBAL_STATE_TRACKER, per thread, has the current scope; `clear_session` puts in another.
+# A module: its GLOBAL_STATE_TRACKER holds the current scope of each thread. Generated code reads it
+# through the module, since `clear_session` replaces the tracker.
 states = global_state
 
 
 def active() -> Recorder | None:
-    """The recorder of the trace that this thread is in, if any."""
+    """The recorder of this thread's trace; None outside of a trace."""
     return getattr(_local, "recorder", None)
 
 
 def current_scope() -> Any:
-    """The stateless scope that this thread is in, ours or another's, if any."""
+    """The stateless scope of this thread, of trainstep or not; None outside of any."""
     return global_state.get_global_attribute("stateless_scope")
 
 
 @contextlib.contextmanager
 def no_scope() -> Iterator[None]:
-    """Steps out of every stateless scope for a while."""
+    """A block outside of every stateless scope."""
     scope = current_scope()
     global_state.set_global_attribute("stateless_scope", None)
     try:
@@ -50,7 +51,7 @@ def no_scope() -> Iterator[None]:
 
 
 def initialize_pending() -> None:
-    """Gives values to the variables that were created inside a scope, which Keras puts off."""
+    """Initializes the variables that were created inside a scope, which Keras defers."""
     with no_scope():
         initialize_all_variables()
 
@@ -59,8 +60,8 @@ def initialize_pending() -> None:
 def deferred_constants() -> Iterator[None]:
     """Lets a traced step create a variable from a value, as some optimizers do in `build`.
 
-    In a stateless scope Keras takes only a function as the initializer, and calls it when the
-    scope is left. So a value becomes a function, in the tracing thread, until the trace is over.
+    In a stateless scope, Keras accepts only a function as the initializer, and calls it when the
+    scope ends. So each value is wrapped in a function, in the tracing thread, during tracing.
     """
     original = KerasVariable.__init__
 
@@ -88,30 +89,30 @@ def _keras_dtype(value: Any) -> str:
 
 
 class Scope(keras.StatelessScope):  # type: ignore[misc]
-    """A stateless scope that notes what is written.
+    """A stateless scope that records writes.
 
     Args:
-        place: Tells in which trace or graph the engine is now; a write has to be made at home,
-            not in a branch or loop body, which is a program of its own.
-        initialize: Whether variables created in the scope get their values when it is left.
+        current_graph: Returns the engine's current trace or graph. A write must happen in the
+            step's own (`home`): a branch or loop body is a program that the value cannot leave.
+        initialize: Whether variables created in the scope are initialized when it ends.
 
     Attributes:
-        home: The place of the step.
-        store: Makes what later reads see of a new value. Set by the engine.
+        home: The trace or graph of the step.
+        store: Converts a new value to the one that later reads return. Set by the engine.
     """
 
-    def __init__(self, place: Callable[[], Any], initialize: bool) -> None:
+    def __init__(self, current_graph: Callable[[], Any], initialize: bool) -> None:
         super().__init__(collect_losses=True, initialize_variables=initialize)
-        self.place = place
+        self.current_graph = current_graph
         self.home: Any = None
-        # The scope files values under id(variable). Dicts of ours also keep the variables alive, so
-        # that none that dies while tracing can pass its id to a new one.
+        # Keras's scope stores values under id(variable). This dict also keeps the variables alive:
+        # one that dies during tracing could pass its id, and its value, to a new one.
         self.writes: dict[int, Any] = {}
         self.store: Callable[[Any, Any], Any] = _as_is
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
-        if self.place() is not self.home:
+        if self.current_graph() is not self.home:
             raise StateError(variable.path)
         self.state_mapping[id(variable)] = self.store(variable, value)
         self.writes[id(variable)] = variable
@@ -122,21 +123,21 @@ class Scope(keras.StatelessScope):  # type: ignore[misc]
 
 
 class Recording(Scope):
-    """A scope that also notes what is read.
+    """A scope that also records reads.
 
     Attributes:
-        lift: Makes the stand-in for a variable at its first read. Set by the engine.
-        note_read: Told of every read. Set by an engine that has a use for it.
-        copied: Makes a stand-in of its own from one. This and the next two are set by engines
-            whose optimizers update in place.
-        shielded: Makes a copy of a value, which gradients go through.
-        updated_in_place: Tells whether a value was.
+        lift: Creates the tracer of a variable at its first read. Set by the engine.
+        note_read: Called with the value of every read. Set by engines that need it.
+        copied: Copies a tracer into an independent one. Set, like the next two, by engines whose
+            optimizers update in place.
+        shielded: Copies a value; gradients pass through the copy.
+        updated_in_place: Whether a value was updated in place.
     """
 
-    def __init__(self, place: Callable[[], Any]) -> None:
-        super().__init__(place, initialize=True)
+    def __init__(self, current_graph: Callable[[], Any]) -> None:
+        super().__init__(current_graph, initialize=True)
         self.reads: dict[int, Any] = {}
-        self.created: list[Any] = []  # those that had no value before the trace
+        self.created: list[Any] = []  # variables that had no value before the trace
         self.lift: Callable[[Any], Any] = _no_lift
         self.note_read: Callable[[Any], None] = lambda value: None
         self.copied: Callable[[Any], Any] = lambda value: value
@@ -156,22 +157,25 @@ class Recording(Scope):
 
 
 class Recorder(Recording):
-    """The recording of a whole step; the thread's active one while it is entered."""
+    """The recording of a whole step; the thread's active recorder while it is entered."""
 
-    def __init__(self, place: Callable[[], Any]) -> None:
-        super().__init__(place)
+    def __init__(self, current_graph: Callable[[], Any]) -> None:
+        super().__init__(current_graph)
         self.layers: dict[int, Any] = {}
-        # Variables that hardly anybody but a step looks at: of what kind each is, by id.
+        # The variables that may be packed, since code outside of steps rarely reads them: the kind
+        # of each, by id.
         self.packable: dict[int, str] = {}
-        self.uncompiled = False  # the engine gave up recording: tensors have values now
+        self.uncompiled = False  # the engine cannot record the step: tensors have values now
         self.engine: Any = None
-        self.objects: list[Any] = []  # among the arguments: a program does not hold them
+        self.objects: list[Any] = []  # among the arguments; a program does not keep them alive
         self.sizes_vary = False
-        self.hosts: list[Any] = []  # what the step calls on the host, as the engine notes it
-        self.token: Any = None  # what an engine may pass from one such call to the next
+        self.hosts: list[Any] = []  # the step's host calls, as the engine records them
+        self.token: Any = (
+            None  # an engine may pass it from one host call to the next, for their order
+        )
         self.first_token: Callable[[], Any] = lambda: None
-        self.vectorizes = False  # a function is being run once for many elements
-        # The branches that are computed side by side with others: an index, and which it is.
+        self.vectorizes = False  # inside `vectorized_map`: one run for many elements
+        # The branches that the step is in, whose siblings are computed, too: an index, a number.
         self.branches: list[tuple[Any, int]] = []
 
     def __enter__(self) -> Recorder:
@@ -186,7 +190,7 @@ class Recorder(Recording):
             self._forget_masks()
 
     def _forget_masks(self) -> None:
-        """Recurrent cells keep the dropout masks of a call until its end, which did not come."""
+        """Drops the dropout masks that recurrent cells keep until the end of an aborted call."""
         for entry in self.layers.values():
             for layer in entry._flatten_layers():
                 for name in ("reset_dropout_mask", "reset_recurrent_dropout_mask"):
@@ -194,9 +198,9 @@ class Recorder(Recording):
 
 
 def _note_reader(variable: Any) -> None:
-    """Remembers the model that is being called, whose trainable flags are part of the program.
+    """Records the model that reads a variable: its trainable flags are part of the program.
 
-    And of what an optimizer reads while it applies gradients, that it may be its own.
+    Also records that a variable is read by an optimizer and so may be one of its slots.
     """
     recorder = active()
     if recorder is None:
@@ -206,12 +210,12 @@ def _note_reader(variable: Any) -> None:
         recorder.layers.setdefault(id(context.entry_layer), context.entry_layer)
     names = global_state.get_global_attribute("name_scope_stack")
     if names and isinstance(optimizer := names[-1].caller, keras.optimizers.Optimizer):
-        count = getattr(optimizer, "_iterations", variable)  # which some read outside this scope
+        count = getattr(optimizer, "_iterations", variable)  # some read it outside this name scope
         recorder.packable[id(variable)] = recorder.packable[id(count)] = "slot"
 
 
 def note_packable(kind: str, variables: Iterable[Any]) -> None:
-    """Tells the trace that this thread is in which variables nobody will look at, or seldom."""
+    """Records, in this thread's trace, variables that code outside of steps rarely reads."""
     recorder = active()
     if recorder is not None:
         recorder.packable.update((id(variable), kind) for variable in variables)
@@ -222,29 +226,29 @@ def _as_is(variable: Any, value: Any) -> Any:
 
 
 def _no_lift(variable: Any) -> Any:
-    raise RuntimeError("a recorder was entered before its engine prepared it")
+    raise RuntimeError("a recorder was entered before the engine set its `lift`")
 
 
 class Branch(Scope):
-    """The scope of one differentiation, of one branch of a `cond`, or of a guarded step.
+    """The scope of one gradient, of one branch of a `cond`, or of a guarded step.
 
     Args:
-        lift: Called with a variable and its value at its first read; returns what `fn` reads.
-        place: See `Scope`.
+        lift: Called with a variable and its value at its first read; returns the value to read.
+        current_graph: See `Scope`.
     """
 
-    def __init__(self, lift: Callable[[Any, Any], Any], place: Callable[[], Any]) -> None:
-        super().__init__(place, initialize=False)
+    def __init__(self, lift: Callable[[Any, Any], Any], current_graph: Callable[[], Any]) -> None:
+        super().__init__(current_graph, initialize=False)
         self.parent = current_scope()
         self.lift = lift
         self.store = getattr(self.parent, "store", _as_is)
         self.note_read: Callable[[Any], None] = lambda value: None
-        self.is_step = False  # of a whole step inside another, not of a part of one
-        self.held: dict[int, Any] = {}  # what was read
+        self.is_step = False  # whether it is the scope of a whole step inside another
+        self.held: dict[int, Any] = {}  # the variables read, by id, kept alive as in `Scope`
 
     def __enter__(self) -> Branch:
         super().__enter__()
-        self.home = self.place()
+        self.home = self.current_graph()
         return self
 
     def get_current_value(self, variable: Any) -> Any:
@@ -258,7 +262,7 @@ class Branch(Scope):
         return value
 
     def outer_value(self, variable: Any) -> Any:
-        """What the variable holds outside this differentiation."""
+        """The value of a variable in the scope around this one."""
         if self.parent is not None:
             value = self.parent.get_current_value(variable)
             if value is not None:
@@ -268,7 +272,7 @@ class Branch(Scope):
         return variable._value
 
     def give_back(self, values: list[Any]) -> None:
-        """Makes the writes take effect in the scope around, once."""
+        """Assigns the new values of the written variables in the scope around this one."""
         for variable, value in zip(self.writes.values(), values, strict=True):
             if self.parent is not None:
                 self.parent.add_update((variable, value))
@@ -278,7 +282,7 @@ class Branch(Scope):
 
 
 def recording() -> Recording | None:
-    """The recording that the current scope is part of, if any."""
+    """The recording that the current scope is part of; None outside of a trace."""
     scope = current_scope()
     while isinstance(scope, Branch):
         scope = scope.parent
@@ -287,18 +291,18 @@ def recording() -> Recording | None:
 
 @contextlib.contextmanager
 def discarded() -> Iterator[None]:
-    """Forgets what is written inside; reads see the scope around."""
+    """A block whose writes are dropped; reads return the values of the scope around it."""
     around = recording()
     scope = current_scope()
     lift = _as_is if around is None else lambda variable, value: around.shielded(value)
-    place = scope.place if isinstance(scope, Scope) else lambda: None
-    with Branch(lift, place):
+    current_graph = scope.current_graph if isinstance(scope, Scope) else lambda: None
+    with Branch(lift, current_graph):
         yield
 
 
 @contextlib.contextmanager
 def rehearsed() -> Iterator[None]:
-    """Runs something for what it builds alone: its writes are forgotten, and it calls nobody."""
+    """A block that only builds layers and the like: no writes take effect, no host calls run."""
     before, _local.rehearses = rehearses(), True
     try:
         with discarded():
@@ -308,26 +312,26 @@ def rehearsed() -> Iterator[None]:
 
 
 def rehearses() -> bool:
-    """Whether what runs now runs for what it builds alone."""
+    """Whether this thread is in a `rehearsed` block."""
     return getattr(_local, "rehearses", False)
 
 
-def apart(case: Callable[[], Any], *, as_step: bool = False) -> tuple[Branch, Any]:
-    """Runs a case without letting its writes out.
+def run_isolated(case: Callable[[], Any], *, as_step: bool = False) -> tuple[Branch, Any]:
+    """Runs a function inside a recording, and keeps its writes from the scope around it.
 
     Args:
-        case: What to run, inside a recording.
-        as_step: Whether it is a step like the one around it: an engine's own differentiation may
-            be by the variables as they are read in it. Gradients go through a part of a step.
+        case: The function.
+        as_step: Whether it is a whole step: then the engine may differentiate with respect to the
+            variables that it reads. Otherwise gradients pass through to the step around it.
 
     Returns:
-        The scope in which it ran, with all that it wrote, also in place; and its result.
+        The scope in which it ran, with all writes, in-place updates included; and its result.
     """
     around, scope = recording(), current_scope()
     assert around is not None
     is_step = as_step and (isinstance(scope, Recording) or scope.is_step)
     copy = around.copied if is_step else around.shielded
-    branch = Branch(lambda variable, value: copy(value), scope.place)
+    branch = Branch(lambda variable, value: copy(value), scope.current_graph)
     branch.is_step = is_step
     if is_step:
         branch.note_read = around.note_read

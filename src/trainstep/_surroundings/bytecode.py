@@ -1,11 +1,10 @@
-"""What a piece of Python takes from around it, read off its bytecode without running it.
+"""Finds the names that code reads, writes and calls, from its bytecode, without running it.
 
     code --scan--> reads    `alpha`, `self.cfg.alpha`, `table["lr"]`, each with its line
                    writes   `global n; n = ...`, `self.x = ...`, `seen.append(...)`
-                   calls    what is called, with what is passed on
+                   calls    the called path, with its arguments
 
-The scan follows Python's stack as far as it is certain; what it does not understand is unknown,
-never wrong.
+The scan simulates Python's stack. A value that it cannot derive is unknown (None), never wrong.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from collections import Counter
 from types import CodeType
 from typing import Any
 
-from trainstep._surroundings.code_paths import Call, Constant, Made, Path, Scan
+from trainstep._surroundings.code_model import Call, Constant, LocalFunction, Path, Scan
 
 _CONSTANT_KEYS = (str, int, bytes, bool, type(None), float, tuple)
-# How many values an operation takes and leaves, for those that do nothing else of interest here.
-_PLAIN = {
+# The number of values that an instruction pops and pushes, for those that only compute.
+_STACK_EFFECTS = {
     "BINARY_OP": (2, 1),
     "COMPARE_OP": (2, 1),
     "IS_OP": (2, 1),
@@ -48,7 +47,7 @@ _PLAIN = {
     "LOAD_CLOSURE": (0, 1),
     "LOAD_BUILD_CLASS": (0, 1),
 }
-_COUNTED = {
+_POPS_PER_ARGUMENT = {
     "BUILD_TUPLE": 1,
     "BUILD_LIST": 1,
     "BUILD_SET": 1,
@@ -56,13 +55,13 @@ _COUNTED = {
     "BUILD_SLICE": 1,
     "BUILD_MAP": 2,
 }
-_ENDS = ("RETURN_VALUE", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD")
+_BLOCK_ENDS = ("RETURN_VALUE", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD")
 
 
 @functools.lru_cache(maxsize=4096)
 def scan(code: CodeType) -> Scan:
-    """What `code` reads, writes and calls, apart from its own variables."""
-    machine = _Machine(code)
+    """The reads, writes and calls of `code`, except those of its own variables."""
+    machine = _StackMachine(code)
     for instruction in dis.get_instructions(code):
         machine.step(instruction)
     machine.scan.inner = [c for c in code.co_consts if isinstance(c, CodeType)]
@@ -70,15 +69,15 @@ def scan(code: CodeType) -> Scan:
 
 
 def changed_at(code: CodeType, parameter: str) -> int:
-    """The line that changes what a parameter holds; the first of the code if there is none."""
+    """The first line that changes the value of a parameter; without one, the code's first."""
     found = scan(code)
     writes = [line for path, line in found.writes.items() if path.name == parameter]
     calls = [call.line for call in found.calls if call.path.name == parameter]
     return min(writes or calls, default=code.co_firstlineno)
 
 
-class _Machine:
-    """Follows the stack of one code object."""
+class _StackMachine:
+    """Simulates the stack of one code object."""
 
     def __init__(self, code: CodeType) -> None:
         self.scan = Scan()
@@ -91,10 +90,10 @@ class _Machine:
             for i in dis.get_instructions(code)
             if i.opname in ("STORE_FAST", "STORE_DEREF", "DELETE_FAST", "DELETE_DEREF")
         )
-        self._once = {name for name, times in stores.items() if times == 1}
+        self._assigned_once = {name for name, times in stores.items() if times == 1}
         self._parameters = {name for name in code.co_varnames[:count] if name not in stores}
         self._stack: list[Any] = []
-        self._at: dict[int, list[Any]] = {}
+        self._stacks_at: dict[int, list[Any]] = {}
         self._keywords: tuple[str, ...] = ()
         self._line = code.co_firstlineno
         self._dead = False
@@ -102,45 +101,45 @@ class _Machine:
     def step(self, i: dis.Instruction) -> None:
         if i.starts_line is not None:
             self._line = i.starts_line
-        self._arrive(i.offset)
+        self._join(i.offset)
         handler = getattr(self, f"_{i.opname}", None)
         if handler is not None:
             handler(i)
-        elif i.opname in _PLAIN:
-            self._use(*_PLAIN[i.opname])
-        elif i.opname in _COUNTED:
-            self._use(_COUNTED[i.opname] * (i.arg or 0), 1)
+        elif i.opname in _STACK_EFFECTS:
+            self._consume(*_STACK_EFFECTS[i.opname])
+        elif i.opname in _POPS_PER_ARGUMENT:
+            self._consume(_POPS_PER_ARGUMENT[i.opname] * (i.arg or 0), 1)
         elif i.opname.startswith("POP_JUMP"):
-            self._use(1, 0)
+            self._consume(1, 0)
         else:
             effect = dis.stack_effect(i.opcode, i.arg, jump=False)
-            self._use(max(0, -effect), max(0, effect))
+            self._consume(max(0, -effect), max(0, effect))
         if i.opcode in dis.hasjrel or i.opcode in dis.hasjabs:
-            self._at.setdefault(i.argval, list(self._stack))
-        self._dead = i.opname in _ENDS
+            self._stacks_at.setdefault(i.argval, list(self._stack))
+        self._dead = i.opname in _BLOCK_ENDS
 
-    def _arrive(self, offset: int) -> None:
-        """Joins the ways that lead here: what differs between them is unknown from here on."""
-        other = self._at.get(offset)
+    def _join(self, offset: int) -> None:
+        """Joins the stacks of all jumps to an offset: values that differ become unknown."""
+        other = self._stacks_at.get(offset)
         if self._dead:
             self._stack = list(other or ())
         elif other is not None and len(other) == len(self._stack):
-            for place, (mine, theirs) in enumerate(zip(self._stack, other, strict=True)):
+            for index, (mine, theirs) in enumerate(zip(self._stack, other, strict=True)):
                 if mine != theirs:
                     self._read(mine)
                     self._read(theirs)
-                    self._stack[place] = None
+                    self._stack[index] = None
 
     def _pop(self) -> Any:
         return self._stack.pop() if self._stack else None
 
-    def _use(self, takes: int, leaves: int) -> list[Any]:
-        """Takes values, which are thereby read, and leaves unknown ones."""
-        taken = [self._pop() for _ in range(takes)][::-1]
-        for value in taken:
+    def _consume(self, pops: int, pushes: int) -> list[Any]:
+        """Pops values, which counts as reading them, and pushes unknown ones."""
+        popped = [self._pop() for _ in range(pops)][::-1]
+        for value in popped:
             self._read(value)
-        self._stack += [None] * leaves
-        return taken
+        self._stack += [None] * pushes
+        return popped
 
     def _read(self, value: Any) -> None:
         if isinstance(value, Path):
@@ -176,7 +175,7 @@ class _Machine:
 
     def _STORE_FAST(self, i: dis.Instruction) -> None:
         value = self._pop()
-        if isinstance(value, (Path, Made)) and i.argval in self._once:
+        if isinstance(value, (Path, LocalFunction)) and i.argval in self._assigned_once:
             self.scan.aliases[i.argval] = value
         else:
             self._read(value)
@@ -229,7 +228,7 @@ class _Machine:
         key, owner = self._pop(), self._pop()
         self._write(owner, "item", key.value if _is_key(key) else None)
 
-    # Moving about ---------------------------------------------------------------------------
+    # Iteration and stack order ---------------------------------------------------------------
 
     def _GET_ITER(self, i: dis.Instruction) -> None:
         owner = self._pop()
@@ -262,7 +261,7 @@ class _Machine:
         self._keywords = self._constants[i.arg or 0]
 
     def _PRECALL(self, i: dis.Instruction) -> None:
-        """Only CALL, which follows, does anything."""
+        """Does nothing: the CALL that follows does."""
 
     def _CALL(self, i: dis.Instruction) -> None:
         names, self._keywords = self._keywords, ()
@@ -272,16 +271,16 @@ class _Machine:
         split = len(given) - len(names)
         args, keywords = given[:split], dict(zip(names, given[split:], strict=False))
         self._stack.append(self._attribute_by_name(called, args))
-        if isinstance(called, Path):  # whether it reads what it is given is its own affair
+        if isinstance(called, Path):  # the analysis of the callee finds whether it reads them
             self.scan.calls.append(Call(called, args, keywords, self._line))
-        elif isinstance(called, Made) and not keywords:
+        elif isinstance(called, LocalFunction) and not keywords:
             self.scan.local_calls.append((called.code, args))
         else:
             for value in given:
                 self._read(value)
 
     def _attribute_by_name(self, called: Any, args: list[Any]) -> Path | None:
-        """`getattr` and `setattr` with a constant name are as good as a dot."""
+        """The path of `getattr` or `setattr` with a constant name, which equals a dot."""
         if called == Path("global", "super"):
             return Path("super", "")
         if called not in (Path("global", "getattr"), Path("global", "setattr")):
@@ -294,27 +293,27 @@ class _Machine:
         return args[0].then("attr", args[1].value)
 
     def _CALL_FUNCTION_EX(self, i: dis.Instruction) -> None:
-        taken = self._use(2 + ((i.arg or 0) & 1), 1)
-        self._pop_under()
-        if isinstance(taken[0], Path):
-            starred = taken[1] if isinstance(taken[1], Path) else None
-            self.scan.calls.append(Call(taken[0], [], {}, self._line, starred))
+        popped = self._consume(2 + ((i.arg or 0) & 1), 1)
+        self._drop_below_top()
+        if isinstance(popped[0], Path):
+            starred = popped[1] if isinstance(popped[1], Path) else None
+            self.scan.calls.append(Call(popped[0], [], {}, self._line, starred))
 
-    def _pop_under(self) -> None:
-        """Takes the empty place below a called function, now below the result."""
+    def _drop_below_top(self) -> None:
+        """Drops the NULL that was below the called function, now below the result."""
         if len(self._stack) >= 2:
             del self._stack[-2]
 
     def _MAKE_FUNCTION(self, i: dis.Instruction) -> None:
-        taken = self._use(1 + bin(i.arg or 0).count("1"), 0)
-        code = taken[-1].value if isinstance(taken[-1], Constant) else None
-        self._stack.append(Made(code) if isinstance(code, CodeType) else None)
+        popped = self._consume(1 + bin(i.arg or 0).count("1"), 0)
+        code = popped[-1].value if isinstance(popped[-1], Constant) else None
+        self._stack.append(LocalFunction(code) if isinstance(code, CodeType) else None)
 
     def _FORMAT_VALUE(self, i: dis.Instruction) -> None:
-        self._use(1 + bool((i.arg or 0) & 4), 1)
+        self._consume(1 + bool((i.arg or 0) & 4), 1)
 
     def _BUILD_CONST_KEY_MAP(self, i: dis.Instruction) -> None:
-        self._use(1 + (i.arg or 0), 1)
+        self._consume(1 + (i.arg or 0), 1)
 
 
 def _is_key(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What Flax runs of the modules that a step uses, which it wraps, copies and calls itself."""
+"""The methods that Flax runs of a step's modules, which it wraps, copies and calls itself."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from trainstep._surroundings.places import member
+from trainstep._surroundings.value_kinds import class_attribute
 
 _HOMES = ("flax.linen.module", "flax.nnx.pytreelib")
 _METHODS = ("__call__", "setup")
-_KEPT = (list, tuple, dict)
+_CONTAINERS = (list, tuple, dict)
 
 
 def is_flax(value: Any) -> bool:
-    """Whether a value is a module of Flax's, or a class of them."""
+    """Whether a value is a Flax module, or a class of Flax modules."""
     kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
     return any(kind.__module__ in _HOMES for kind in kinds)
 
 
 def modules(value: Any) -> Iterator[Any]:
-    """A module and those in it; a class by itself."""
+    """A module and its submodules; a class alone."""
     waiting, known = [value], set()
     while waiting:
         each = waiting.pop()
         if id(each) in known:
             continue
         known.add(id(each))
-        if isinstance(each, _KEPT):
+        if isinstance(each, _CONTAINERS):
             waiting += each.values() if isinstance(each, dict) else each
         elif is_flax(each):
             yield each
@@ -36,9 +36,9 @@ def modules(value: Any) -> Iterator[Any]:
 
 
 def called_by_flax(value: Any) -> Iterator[types.FunctionType]:
-    """The methods that Flax runs of a module, without what it puts around them."""
+    """The methods of a module that Flax runs, without Flax's wrappers."""
     for name in _METHODS:
-        own = member(value, name)
+        own = class_attribute(value, name)
         own = getattr(own, "__wrapped__", own)
         if isinstance(own, types.FunctionType):
             yield own

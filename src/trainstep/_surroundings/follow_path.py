@@ -1,4 +1,4 @@
-"""Where a path leads: from a name in a piece of code, by attributes and keys, to a place."""
+"""Resolves a path: from a name in a piece of code, through attributes and keys, to a place."""
 
 from __future__ import annotations
 
@@ -8,43 +8,41 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainstep._common import user_code
-from trainstep._surroundings.code_paths import Path
-from trainstep._surroundings.expressions import Names
+from trainstep._surroundings.code_model import Frame, Path
 from trainstep._surroundings.flax_objects import is_flax
-from trainstep._surroundings.name_bindings import Frame
-from trainstep._surroundings.places import (
+from trainstep._surroundings.places import Expressions, Place, read_at
+from trainstep._surroundings.value_kinds import (
     GONE,
-    Place,
-    at,
+    class_attribute,
+    has_part,
     is_callback,
     is_data,
     is_module,
-    is_plain,
+    is_plain_attribute,
     is_users_function,
-    leads_on,
-    member,
 )
 
 
-class Paths:
-    """Follows paths. Abstract: what is met on the way is told to whoever inherits from it.
+class PathFollower:
+    """Resolves paths. Abstract: a subclass implements the callbacks `_on_passed` and `_on_run`.
 
-    No object of its own that is told, since the two would hold each other, and what they met.
+    A subclass and not a listener object: the two would form a reference cycle, which would keep
+    every object that was found alive until a garbage collection.
     """
 
     def __init__(self) -> None:
-        self._names = Names()
+        self._expressions = Expressions()
 
-    def _passing(self, place: Place) -> None:
-        """Told of every place on the way."""
+    def _on_passed(self, place: Place) -> None:
+        """Called with every place on a path."""
         raise NotImplementedError
 
-    def _ran(self, owner: Place, fn: Any) -> None:
-        """Told of a method of the user's that is run on the way, and of its object."""
+    def _on_run(self, owner: Place, fn: Any) -> None:
+        """Called with a user's method that resolving a path would run, and its object."""
         raise NotImplementedError
 
     def _expanded(self, path: Path, frame: Frame, code: types.CodeType) -> list[Path]:
-        """A path by way of the items of a container (`for c in cfgs: c.alpha`): one for each."""
+        """One path for each item of a container that a path iterates (`for c in cfgs: c.alpha`)."""
         kinds = [kind for kind, _ in path.steps]
         if "each" not in kinds:
             return [path]
@@ -58,70 +56,74 @@ class Paths:
         return [before, *(each for paths in found for each in paths)]
 
     def _follow(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> Place | None:
-        """Where a path leads, or None if it leads into a library or to something unknown."""
+        """The place at the end of a path; None if it is in a library, or unknown."""
         place: Place | None
         if path.scope == "global":
             if path.name not in frame.globals:
                 return None
-            place = self._names.globals(frame.globals, path.name, frame.globals[path.name])
+            place = self._expressions.globals(frame.globals, path.name, frame.globals[path.name])
         else:
             place = (frame.cells if path.scope == "free" else frame.locals).get(path.name)
         for kind, key in path.steps:
             if place is None or kind == "each":
                 return None
-            self._passing(at(place, code, line))
-            if is_data(place.value) and not leads_on(place.value, kind, key):
-                break  # `table.shape`, `weights[i]`: the whole of it counts
+            self._on_passed(read_at(place, code, line))
+            if is_data(place.value) and not has_part(place.value, kind, key):
+                break  # `table.shape`, `weights[i]`: the whole value is captured
             found = self._attribute(place, key) if kind == "attr" else self._item(place, key)
             if found is place:
-                break  # a library's class reads what it likes of its object
+                break  # a library's descriptor may read any part of the object
             place = found
-        return None if place is None else at(place, code, line)
+        return None if place is None else read_at(place, code, line)
 
     def _item(self, place: Place, key: Any) -> Place | None:
         if not isinstance(place.value, (Mapping, list, tuple)):
             return None
         try:
-            return self._names.item(place, key, place.value[key])
+            return self._expressions.item(place, key, place.value[key])
         except (KeyError, IndexError, TypeError):
             return None
 
     def _attribute(self, place: Place, name: str) -> Place | None:
-        """An attribute; the place itself if a library's class makes something of it."""
+        """The place of an attribute; the owner's place if a library's descriptor computes it."""
         value = place.value
         if is_module(value):
             found = vars(value).get(name, GONE)
             known = user_code.is_users_module(value) or is_callback(found)
             return (
-                self._names.attribute(place, name, found) if known and found is not GONE else None
+                self._expressions.attribute(place, name, found)
+                if known and found is not GONE
+                else None
             )
-        own = member(value, name)
+        own = class_attribute(value, name)
         if isinstance(own, (property, functools.cached_property)):
             getter = own.fget if isinstance(own, property) else own.func
             if not is_users_function(getter):
                 return place
-            self._ran(place, getter)
+            self._on_run(place, getter)
             return None
         if name in getattr(value, "__dict__", ()) and not isinstance(value, type):
-            return self._names.attribute(place, name, getattr(value, name))
+            return self._expressions.attribute(place, name, getattr(value, name))
         wrapped = getattr(own, "__wrapped__", None)
         compiled = hasattr(type(own), "warm_up") and isinstance(wrapped, types.FunctionType)
         if compiled or (is_flax(value) and is_users_function(wrapped)):
-            self._ran(place, wrapped)  # a method behind what was put around it
+            self._on_run(place, wrapped)  # the method inside the wrapper
             return None
         if isinstance(own, (staticmethod, classmethod, types.FunctionType)):
-            called = _bound(own, value)
+            called = _bind(own, value)
             return (
-                self._names.attribute(place, name, called) if is_users_function(called) else place
+                self._expressions.attribute(place, name, called)
+                if is_users_function(called)
+                else place
             )
-        if is_plain(value, own):
+        if is_plain_attribute(value, own):
             found = getattr(value, name, GONE)
-            return None if found is GONE else self._names.attribute(place, name, found)
+            return None if found is GONE else self._expressions.attribute(place, name, found)
         return None
 
 
-def _bound(own: Any, value: Any) -> Any:
-    """What a method of a class is, taken from an instance of it or from the class."""
+def _bind(own: Any, value: Any) -> Any:
+    """Binds a class's function to an instance or to the class, as attribute access does."""
     if isinstance(own, staticmethod):
         return own.__func__
     if isinstance(own, classmethod):

@@ -1,4 +1,4 @@
-"""What Keras runs and reads of the objects that a step uses: layers, losses, optimizers."""
+"""The methods that Keras runs, and the settings that it reads, of layers, losses and optimizers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainstep._common import user_code
-from trainstep._surroundings.places import is_users_function, member
+from trainstep._surroundings.value_kinds import class_attribute, is_users_function
 
-# Which methods of a class of the user's Keras runs in a step.
+# The methods of a user's class that Keras runs in a step.
 _METHODS = (
     "call",
     "__call__",
@@ -25,67 +25,67 @@ _METHODS = (
 
 
 _LAYER = ("layers.Layer",)
-_OPTIMIZING = ("optimizers.Optimizer", "optimizers.schedules.LearningRateSchedule")
-_HELPING = ("regularizers.Regularizer", "constraints.Constraint")
-_KERAS = (*_LAYER, "losses.Loss", "metrics.Metric", *_OPTIMIZING, *_HELPING)
+_OPTIMIZERS = ("optimizers.Optimizer", "optimizers.schedules.LearningRateSchedule")
+_HELPERS = ("regularizers.Regularizer", "constraints.Constraint")
+_KERAS = (*_LAYER, "losses.Loss", "metrics.Metric", *_OPTIMIZERS, *_HELPERS)
 
 
 def is_keras(value: Any) -> bool:
-    """Whether a value is one of Keras's objects: a layer, a loss, an optimizer and the like."""
-    return _is(value, _KERAS)
+    """Whether a value is a Keras object: a layer, a loss, an optimizer and the like."""
+    return _is_instance(value, _KERAS)
 
 
 def is_variable(value: Any) -> bool:
-    """Whether a value is a variable of Keras's."""
-    return _is(value, ("Variable",))
+    """Whether a value is a Keras variable."""
+    return _is_instance(value, ("Variable",))
 
 
-def _is(value: Any, names: tuple[str, ...]) -> bool:
-    """Whether a value is of one of Keras's classes; never, as long as nobody imported Keras."""
+def _is_instance(value: Any, names: tuple[str, ...]) -> bool:
+    """Whether a value is an instance of a Keras class; False as long as Keras is not imported."""
     return isinstance(value, _classes(names)) if "keras" in sys.modules else False
 
 
 def _classes(names: tuple[str, ...]) -> tuple[type, ...]:
     try:
-        return _found(names)
+        return _resolve(names)
     except AttributeError:  # Keras is being imported
         return ()
 
 
 @functools.cache
-def _found(names: tuple[str, ...]) -> tuple[type, ...]:
+def _resolve(names: tuple[str, ...]) -> tuple[type, ...]:
     return tuple(operator.attrgetter(name)(sys.modules["keras"]) for name in names)
 
 
-def parts(value: Any) -> list[Any]:
-    """An object and the layers in it."""
-    return list(value._flatten_layers()) if _is(value, _LAYER) else [value]
+def layers_of(value: Any) -> list[Any]:
+    """An object, and the layers inside if it is a layer."""
+    return list(value._flatten_layers()) if _is_instance(value, _LAYER) else [value]
 
 
 def called_by_keras(value: Any) -> Iterator[types.FunctionType]:
-    """The methods that Keras runs of an object."""
+    """The methods of an object that Keras runs."""
     for name in _METHODS:
-        own = member(value, name)
+        own = class_attribute(value, name)
         if isinstance(own, types.FunctionType):
             yield own
 
 
 def settings(value: Any) -> Iterator[tuple[str, Any, bool]]:
-    """What Keras reads of an object: a name, a value, and whether that is to be followed itself.
+    """The attributes of an object that Keras reads: name, value, and whether to analyze the value.
 
-    Of a class of the user's, the code tells what is read. Of Keras's own, numbers and functions
-    count: of layers with weights the floats, since their whole numbers shaped the weights.
+    The code of a user's class shows its own reads. Of Keras's own classes, numbers and functions
+    are settings; of layers with weights only floats, since integers determined weight shapes.
     """
     own = type(value).__module__.partition(".")[0] == "keras"
     numbers = _numbers(value)
     for name, held in list(vars(value).items()):
-        # Keras wraps some methods of a layer, and keeps them with it under their own names.
+        # Keras stores wrappers of some methods in the layer, under the names of the methods.
         if is_keras(held):
-            # Not what hangs on a model: it may have been compiled with another optimizer.
-            inside = _is(held, _HELPING) or not _is(value, _LAYER)
-            if inside and not _is(held, _LAYER):
+            # Not the optimizer or losses of a model: the step may use others.
+            inside = _is_instance(held, _HELPERS) or not _is_instance(value, _LAYER)
+            if inside and not _is_instance(held, _LAYER):
                 yield name, held, True
-        elif name.startswith("_") or member(value, name) is not None:
+        elif name.startswith("_") or class_attribute(value, name) is not None:
             continue
         elif isinstance(held, types.FunctionType) and own and "function" not in name:
             yield name, held, False
@@ -98,13 +98,13 @@ def settings(value: Any) -> Iterator[tuple[str, Any, bool]]:
 
 
 def _numbers(value: Any) -> tuple[type, ...]:
-    if _is(value, _OPTIMIZING):
+    if _is_instance(value, _OPTIMIZERS):
         return (float, int, bool, type(None))
-    if _is(value, _LAYER) and value.variables:
+    if _is_instance(value, _LAYER) and value.variables:
         return (float,)
     return (float, int)
 
 
 def _is_users_object(value: Any) -> bool:
-    call = member(value, "__call__")
+    call = class_attribute(value, "__call__")
     return isinstance(call, types.FunctionType) and user_code.is_users_file(call.__code__)

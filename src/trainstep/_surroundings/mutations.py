@@ -1,4 +1,4 @@
-"""What a step changed around it while it was traced: looked at before and after."""
+"""Finds the values around a step that a trace changed, by comparing them before and after."""
 
 from __future__ import annotations
 
@@ -10,99 +10,100 @@ from typing import Any
 import numpy as np
 
 from trainstep._common.structure import structure
-from trainstep._explain.advice import Effect
+from trainstep._explain.causes import Effect
 from trainstep._surroundings.bytecode import changed_at
-from trainstep._surroundings.places import GONE, Place, is_generator
+from trainstep._surroundings.places import Place
 from trainstep._surroundings.reach import Reach
+from trainstep._surroundings.value_kinds import GONE, is_generator
 
-_COMPARED = 1 << 24  # bytes of an array
+_MAX_BYTES = 1 << 24  # of an array that is compared
 
 
-class Changes:
-    """Holds what the places around a step were before it was traced.
+class Mutations:
+    """Snapshots of the mutable values around a step, from before a trace.
 
     Args:
-        reach: What the step reaches.
-        is_tensor: Tells a tensor.
+        reach: The values in reach of the step.
+        is_tensor: Whether a value is a tensor.
     """
 
     def __init__(self, reach: Reach, is_tensor: Callable[[Any], bool]) -> None:
         self._is_tensor = is_tensor
-        self._looks = [(place, look, look()) for place, look in _looks(reach)]
+        self._mutables = [(place, mutable, mutable()) for place, mutable in _mutables(reach)]
 
     def found(self) -> Iterator[Effect]:
-        """What is different now."""
-        for place, look, before in self._looks:
-            after = look()
-            if _same(before, after) or _is_made_once(before, after):
+        """The differences between the snapshots and now, as side effects."""
+        for place, mutable, before in self._mutables:
+            after = mutable()
+            if _same(before, after) or _is_lazy_initialization(before, after):
                 continue
             if isinstance(before, str):
                 yield Effect("random", f"draws from {place.label}", place.file, place.line)
                 continue
-            left = self._left(before, after)
+            leaked = self._leaked(before, after)
             what = f"changes {place.label}"
-            yield Effect("write", what, place.file, place.line, left, bool(left))
+            yield Effect("write", what, place.file, place.line, leaked, bool(leaked))
 
     def forget(self) -> None:
-        """Lets go of everything."""
-        self._looks.clear()
+        """Drops the snapshots."""
+        self._mutables.clear()
 
     def undo(self) -> None:
-        """Puts everything back as it was."""
-        for _, look, before in self._looks:
-            if not _same(before, look()):
-                look.undo(before)
+        """Restores every snapshot."""
+        for _, mutable, before in self._mutables:
+            if not _same(before, mutable()):
+                mutable.undo(before)
 
-    def _left(self, before: list[Any], after: list[Any]) -> str:
-        """Names tensors of the trace that stay where they were put."""
+    def _leaked(self, before: list[Any], after: list[Any]) -> str:
+        """Describes a tensor of the trace that the step stored there; empty if there is none."""
         old = set(map(id, before))
         new = [x for x in after if id(x) not in old and self._is_tensor(x)]
-        left = [x for x in new if not isinstance(x, (np.ndarray, np.generic))]
-        if not left:
+        leaked = [x for x in new if not isinstance(x, (np.ndarray, np.generic))]
+        if not leaked:
             return ""
-        kind = type(left[0]).__name__
-        return f" (it left a {kind} of the trace there, which has no value of any step)"
+        kind = type(leaked[0]).__name__
+        return f" (it stored a {kind} of the trace there, which has no value)"
 
 
-class Given:
-    """The structures among the arguments of a step, which are copies that nobody sees again."""
+class ArgumentCopies:
+    """The containers among a step's arguments: copies, so that a change to them is lost."""
 
     def __init__(self, names: Sequence[str], arguments: Sequence[Any]) -> None:
         found = _structures(names, arguments)
-        self._held = [(name, look, look()) for name, look in found]
+        self._held = [(name, mutable, mutable()) for name, mutable in found]
 
-    def grown(self, fn: Any) -> Iterator[Effect]:
-        """What the step put into one of them."""
-        for name, look, before in self._held:
+    def mutated(self, fn: Any) -> Iterator[Effect]:
+        """The containers that the step added something to, as side effects."""
+        for name, mutable, before in self._held:
             old = set(map(id, before))
-            if any(id(x) not in old for x in look()):
+            if any(id(x) not in old for x in mutable()):
                 code = getattr(inspect.unwrap(fn), "__code__", None)
                 line = 0 if code is None else changed_at(code, name.partition("[")[0])
                 file = "<unknown>" if code is None else code.co_filename
                 yield Effect("argument", f"changes argument `{name}`", file, line)
 
 
-def _structures(names: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[str, _Look]]:
+def _structures(names: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[str, _Mutable]]:
     for name, value in zip(names, values, strict=True):
         if isinstance(value, (list, dict)):
-            yield name, _Look(value)
+            yield name, _Mutable(value)
         children = structure(value) or ()
         yield from _structures([f"{name}{n}" for n, _ in children], [c for _, c in children])
 
 
-class _Look:
-    """The way to look at a place, and to put it back: an attribute, a container, a generator."""
+class _Mutable:
+    """A mutable value: calling it takes a snapshot, `undo` restores one. Here, of a container."""
 
     def __init__(self, held: Any) -> None:
         self._held = held
 
     def __call__(self) -> Any:
-        """What is there: a list of it, or a text."""
+        """The snapshot: a list of the values, or a text."""
         held = self._held
         return [x for pair in held.items() for x in pair] if isinstance(held, dict) else list(held)
 
     def undo(self, before: Any) -> None:
-        """Puts it back."""
+        """Restores a snapshot."""
         held = self._held
         held.clear()
         if isinstance(held, dict):
@@ -111,8 +112,8 @@ class _Look:
             (held.update if isinstance(held, set) else held.extend)(before)
 
 
-class _Name(_Look):
-    """A global, or an attribute: a key of a dict."""
+class _DictEntry(_Mutable):
+    """A global or an attribute: an entry of a dict."""
 
     def __init__(self, held: Any, name: str) -> None:
         super().__init__(held)
@@ -128,7 +129,7 @@ class _Name(_Look):
             self._held[self._name] = before[0]
 
 
-class _ClassAttribute(_Name):
+class _ClassAttribute(_DictEntry):
     def undo(self, before: Any) -> None:
         if before[0] is GONE:
             delattr(self._held, self._name)
@@ -139,7 +140,7 @@ class _ClassAttribute(_Name):
         return [vars(self._held).get(self._name, GONE)]
 
 
-class _Cell(_Look):
+class _Cell(_Mutable):
     def __call__(self) -> Any:
         return [self._held.cell_contents]
 
@@ -147,7 +148,7 @@ class _Cell(_Look):
         self._held.cell_contents = before[0]
 
 
-class _Array(_Look):
+class _Array(_Mutable):
     def __call__(self) -> Any:
         return [self._held.tobytes()]
 
@@ -155,7 +156,7 @@ class _Array(_Look):
         np.copyto(self._held, np.frombuffer(before[0], self._held.dtype).reshape(self._held.shape))
 
 
-class _Generator(_Look):
+class _Generator(_Mutable):
     def __call__(self) -> Any:
         return repr(self._state())
 
@@ -166,23 +167,24 @@ class _Generator(_Look):
         return held.getstate() if isinstance(held, random.Random) else held.get_state()
 
     def undo(self, before: Any) -> None:
-        """Numbers that were drawn are drawn; nobody else is worse off."""
+        """Does nothing: the state of a generator after some more numbers is as good."""
 
 
-def _looks(reach: Reach) -> Iterator[tuple[Place, _Look]]:
-    """The places that may change, and the way to look at each."""
+def _mutables(reach: Reach) -> Iterator[tuple[Place, _Mutable]]:
+    """The mutable values in reach of a step, each with the place to report."""
     lines: dict[int, Place] = {}
     for write in reach.writes:
         kind, key = write.key
         if write.owner is None:
-            look = reach.cell(write.place.text)
-            yield write.place, _Cell(look) if look else _Name(reach.globals(write.place.text), key)
+            text = write.place.text
+            cell = reach.cell(text)
+            yield write.place, _Cell(cell) if cell else _DictEntry(reach.globals(text), key)
         elif kind == "attr":
             owner = write.owner.value
             if isinstance(owner, type):
                 yield write.place, _ClassAttribute(owner, key)
             elif hasattr(owner, "__dict__"):
-                yield write.place, _Name(vars(owner), key)
+                yield write.place, _DictEntry(vars(owner), key)
         else:
             lines.setdefault(id(write.owner.value), write.place)
     for number, place in reach.containers.items():
@@ -190,13 +192,13 @@ def _looks(reach: Reach) -> Iterator[tuple[Place, _Look]]:
         if is_generator(place.value):
             yield found, _Generator(place.value)
         elif not isinstance(place.value, np.ndarray):
-            yield found, _Look(place.value)
-        elif number in lines and place.value.nbytes <= _COMPARED:
+            yield found, _Mutable(place.value)
+        elif number in lines and place.value.nbytes <= _MAX_BYTES:
             yield found, _Array(place.value)
 
 
-def _is_made_once(before: Any, after: Any) -> bool:
-    """Whether a variable was made where there was none, or a flag says that all is built now."""
+def _is_lazy_initialization(before: Any, after: Any) -> bool:
+    """Whether a variable was created where there was none, or a `built` flag was set."""
     if len(before) != 1 or not any(before[0] is each for each in (None, GONE, False)):
         return False
     if before[0] is False and after[0] is True:

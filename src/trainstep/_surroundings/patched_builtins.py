@@ -1,7 +1,7 @@
-"""Functions that draw, print, or read the clock, and their stand-ins, which tell of being called.
+"""Temporarily replaces functions that draw random numbers, print, or read the clock.
 
-A stand-in does what the original does. It is made once, and put in the original's place only while
-a step is traced; `heard` is whoever listens then.
+A replacement (stand-in) calls the original and reports the call to the listeners in `heard`. It is
+created once, and installed only during tracing.
 """
 
 from __future__ import annotations
@@ -52,88 +52,88 @@ _WATCHED: list[tuple[Any, str, str]] = [
 
 
 class Listener(Protocol):
-    """Who is told of calls."""
+    """Receives the calls of replaced functions."""
 
     def calling(self, kind: str, called: str, frame: FrameType) -> bool:
-        """Told before a call from `frame`; whether it wants to hear of the result."""
+        """Called before a call from `frame`; returns whether to report the result, too."""
         ...
 
     def called(self, kind: str, called: str, frame: FrameType, result: Any) -> None:
-        """Told after it."""
+        """Called after it, with the result."""
         ...
 
 
-heard: list[Listener] = []  # who listens, the last one first
+heard: list[Listener] = []  # the listeners; the last one is asked first
 _made: dict[tuple[int, str], tuple[Any, Any]] = {}
 _lock = threading.Lock()
 
 
-class Placed:
-    """A stand-in that is in place, and for how many."""
+class Installed:
+    """An installed stand-in, and the number of traces that use it."""
 
     def __init__(self, place: dict[str, Any], name: str, original: Any, stand_in: Any) -> None:
         self.place, self.name, self.original, self.stand_in = place, name, original, stand_in
         self.users = 0
 
 
-_placed: dict[tuple[int, str], Placed] = {}
+_installed: dict[tuple[int, str], Installed] = {}
 
 
-def replace(modules: Iterable[dict[str, Any]], taken: list[Placed]) -> None:
-    """Puts stand-ins in place, also where `modules` took a name (`from random import gauss`).
+def install(modules: Iterable[dict[str, Any]], installed: list[Installed]) -> None:
+    """Installs the stand-ins, also where `modules` imported a name (`from random import gauss`).
 
-    Several traces may be under way, in several threads: what one has put there stays until the last
-    has ended. Classes are left alone: somebody may ask whether an object is of one.
+    Several threads may trace at once: a stand-in stays installed until the last trace has ended.
+    Classes are not replaced, since other code may use them in `isinstance`.
 
     Args:
         modules: Dicts of globals.
-        taken: Gets what is in place now, to be given back.
+        installed: The installed stand-ins are appended, for `uninstall`.
     """
     with _lock:
         known: dict[int, tuple[Any, Any]] = {}
         for place, kind, name, original in _originals():
             stand_in = _stand_in(place, kind, name, original)
             known[id(original)] = (original, stand_in)
-            _put(place, name, original, stand_in, taken)
-        # Other threads look into the module `datetime`, too: it is replaced in user's names only.
+            _install(place, name, original, stand_in, installed)
+        # Other threads use the module `datetime`, too: it is replaced in the user's globals only.
         known |= {id(original): (original, stand_in) for original, stand_in in _clocks()}
         for module in modules:
             for name, value in list(module.items()):
-                held = _placed.get((id(module), name))
+                held = _installed.get((id(module), name))
                 original, stand_in = known.get(id(value), (None, None))
                 if held is not None and held.stand_in is value:
-                    _put(module, name, held.original, value, taken)
+                    _install(module, name, held.original, value, installed)
                 elif stand_in is not None and original is value:
-                    _put(module, name, original, stand_in, taken)
+                    _install(module, name, original, stand_in, installed)
 
 
-def give_back(taken: list[Placed]) -> None:
-    """Puts the originals back, where nobody else listens."""
+def uninstall(installed: list[Installed]) -> None:
+    """Restores the originals that no other trace has replaced."""
     with _lock:
-        while taken:
-            placed = taken.pop()
-            placed.users -= 1
-            if not placed.users:
-                del _placed[id(placed.place), placed.name]
-                if placed.place.get(placed.name) is placed.stand_in:
-                    placed.place[placed.name] = placed.original
+        while installed:
+            entry = installed.pop()
+            entry.users -= 1
+            if not entry.users:
+                del _installed[id(entry.place), entry.name]
+                if entry.place.get(entry.name) is entry.stand_in:
+                    entry.place[entry.name] = entry.original
 
 
-def _put(
-    place: dict[str, Any], name: str, original: Any, stand_in: Any, taken: list[Placed]
+def _install(
+    place: dict[str, Any], name: str, original: Any, stand_in: Any, installed: list[Installed]
 ) -> None:
     key = (id(place), name)
-    if key not in _placed:
-        _placed[key] = Placed(place, name, original, stand_in)
-    _placed[key].users += 1
-    taken.append(_placed[key])
+    if key not in _installed:
+        _installed[key] = Installed(place, name, original, stand_in)
+    _installed[key].users += 1
+    installed.append(_installed[key])
     place[name] = stand_in
 
 
 def _originals() -> Iterator[tuple[dict[str, Any], str, str, Any]]:
     for module, kind, names in _WATCHED:
         for name in names.split():
-            held = _placed.get((id(vars(module)), name))
+            held = _installed.get((id(vars(module)), name))
             original = vars(module).get(name)
             if held is not None and original is held.stand_in:
                 original = held.original
@@ -143,14 +143,14 @@ def _originals() -> Iterator[tuple[dict[str, Any], str, str, Any]]:
 
 def _stand_in(place: dict[str, Any], kind: str, name: str, original: Any) -> Any:
     made = _made.get((id(place), name))
-    if made is None or made[0] is not original:  # somebody has put another function there since
+    if made is None or made[0] is not original:  # other code has replaced the function since
         called = name if place is vars(builtins) else f"{place['__name__']}.{name}"
-        made = _made[id(place), name] = (original, _telling(original, kind, called))
+        made = _made[id(place), name] = (original, _reporting(original, kind, called))
     return made[1]
 
 
-def _telling(original: Any, kind: str, called: str) -> Any:
-    """A function that does what `original` does, and tells of it."""
+def _reporting(original: Any, kind: str, called: str) -> Any:
+    """A function that calls `original` and reports the call."""
 
     @functools.wraps(original)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -164,7 +164,7 @@ def _telling(original: Any, kind: str, called: str) -> Any:
 
     found: Any = stand_in
     found.stands_for = called
-    if called != "print":  # of which AutoGraph has its own idea; it is to leave the others alone
+    if called != "print":  # AutoGraph converts `print` itself; it must not convert the others
         found.autograph_info__ = {}
     return found
 
@@ -183,7 +183,7 @@ def _clocks() -> list[tuple[Any, Any]]:
 
 
 def _clock(original: Any, kind: str, called: str) -> Any:
-    """A class of `datetime` that is the same, but tells of being asked for now."""
+    """A subclass of a `datetime` class that reports calls of `now` and the like."""
 
     class Kind(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, value: Any) -> bool:
@@ -198,7 +198,7 @@ def _clock(original: Any, kind: str, called: str) -> Any:
 
     for name in ("now", "utcnow", "today"):
         if hasattr(original, name):
-            asked = _telling(getattr(original, name), kind, f"{called}.{name}")
-            setattr(Clock, name, staticmethod(asked))
+            reporting = _reporting(getattr(original, name), kind, f"{called}.{name}")
+            setattr(Clock, name, staticmethod(reporting))
     Clock.__name__ = Clock.__qualname__ = original.__name__
     return Clock

@@ -1,50 +1,30 @@
-"""Places: values that a step reaches in Python around it, and what they are to it."""
+"""Places: values around a step, each with the expression that finds it again.
+
+An expression starts at a dict of globals, at the closure of the step (`cells`), or at a reference,
+weak where possible. `Expressions` builds them and has the object behind each name in them.
+"""
 
 from __future__ import annotations
 
-import enum
-import random
+import keyword
 import types
-from collections import deque
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from trainstep._common import user_code
+from trainstep._surroundings.keras_objects import is_variable
 
-CONTAINERS = (list, dict, set, deque)
-SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, np.generic, np.dtype)
-GONE: Any = object()  # what is found where there is nothing
-# Methods that change a container.
-CHANGES = frozenset(
-    [
-        "append",
-        "appendleft",
-        "extend",
-        "insert",
-        "add",
-        "update",
-        "pop",
-        "popitem",
-        "popleft",
-        "remove",
-        "discard",
-        "clear",
-        "setdefault",
-        "sort",
-        "reverse",
-    ]
-)
+_LITERAL = (str, int, bool, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value is found, and what it was when it was looked at.
+    """A value, and the expression (`text`) that finds it again.
 
-    One without a text is followed and not watched: part of an argument that the program has as an
-    input, or is compiled for.
+    A place without a text is analyzed and not watched: it is part of an argument, which is an
+    input of the program or in its signature.
     """
 
     label: str
@@ -52,7 +32,7 @@ class Place:
     value: Any
     file: str = ""
     line: int = 0
-    owned: bool = False  # an attribute of a layer or the like, read by Keras
+    owned: bool = False  # whether it is an attribute of a Keras object, read by Keras itself
 
     @property
     def site(self) -> str:
@@ -62,80 +42,106 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An argument whose parts are inputs of the program, as those of a tree of JAX's are."""
+    """An argument whose parts are inputs of the program, such as a JAX pytree."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Something outside a step that its code changes."""
+    """A change that a step's code makes outside of the step."""
 
     owner: Place | None  # None: a name
     key: tuple[str, Any]  # ("attr", "alpha"), ("item", "lr"), ("call", "append"), ("name", "n")
     place: Place
 
 
-def further(place: Place, text: str, value: Any, shown: str | None = None) -> Place:
-    """A place that is reached from another by some more text; `shown` is what a person reads."""
+def extend(place: Place, text: str, value: Any, shown: str | None = None) -> Place:
+    """The place that is found by appending text to another's; `shown` is for its label."""
     added = text if shown is None else shown
     quoted = place.label.endswith("`")
     longer = f"{place.label[:-1]}{added}`" if quoted else place.label + added
     return Place(longer, place.text and place.text + text, value, place.file, place.line)
 
 
-def at(place: Place, code: types.CodeType, line: int) -> Place:
+def read_at(place: Place, code: types.CodeType, line: int) -> Place:
+    """The same place, read at another line."""
     return Place(place.label, place.text, place.value, code.co_filename, line, place.owned)
 
 
-def is_data(value: Any) -> bool:
-    """Whether a value is one that a step computes with, and no object with parts of its own."""
-    if isinstance(value, (*SCALARS, *CONTAINERS, tuple, frozenset, np.ndarray)):
-        return True
-    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
+class Expressions:
+    """Builds places, and names the objects in their expressions.
+
+    Attributes:
+        names: The object, or the reference to it, behind each name.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {}
+        self._by_id: dict[int, str] = {}
+        self._held: list[Any] = []  # keeps the objects alive, so that no id is used twice
+
+    def _name(self, value: Any, prefix: str, meaning: Any) -> str:
+        name = self._by_id.get(id(value))
+        if name is None:
+            name = self._by_id[id(value)] = f"cap_{prefix}{len(self.names)}"
+            self.names[name] = meaning
+            self._held.append(value)
+        return name
+
+    def object(self, value: Any, label: str) -> Place | None:
+        """The place of an object, by reference; None for modules and variables."""
+        if isinstance(value, types.ModuleType) or is_variable(value):
+            return None
+        return Place(label, f"{self._name(value, 'r', reference(value))}()", value)
+
+    def globals(self, found: Mapping[str, Any], name: str, value: Any) -> Place:
+        """The place of a global."""
+        return Place(f"global `{name}`", f"{self._name(found, 'g', found)}[{name!r}]", value)
+
+    def item(self, place: Place, key: Any, value: Any) -> Place:
+        """The place of an item of a container."""
+        if type(key) in _LITERAL:
+            return extend(place, f"[{key!r}]", value)
+        name = f"cap_k{len(self.names)}"
+        self.names[name] = key
+        return extend(place, f"[{name}]", value, f"[{_short(key)}]")
+
+    def attribute(self, place: Place, name: str, value: Any) -> Place:
+        """The place of an attribute."""
+        if not place.text or (name.isidentifier() and not keyword.iskeyword(name)):
+            return extend(place, f".{name}", value)
+        found = extend(place, "", value, f".{name}")
+        return Place(found.label, f"getattr({place.text}, {name!r})", value, found.file, found.line)
+
+    def closure(self, fn: types.FunctionType) -> str:
+        """The expression of a function's closure."""
+        return f"{self._name(fn, 'r', reference(fn))}().__closure__"
 
 
-def leads_on(value: Any, kind: str, key: Any) -> bool:
-    """Whether a step leads to a part of a container or of a named tuple."""
-    if kind == "item":
-        return isinstance(value, (Mapping, list, tuple))
-    return isinstance(value, tuple) and key in getattr(value, "_fields", ())
+class _StrongReference:
+    """Replaces a weak reference to an object that does not support one."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self) -> Any:
+        return self._value
 
 
-def is_users_function(value: Any) -> bool:
-    fn = value.__func__ if isinstance(value, types.MethodType) else value
-    return isinstance(fn, types.FunctionType) and user_code.is_users_file(fn.__code__)
+def reference(value: Any) -> Any:
+    """A weak reference to an object, or a strong one if it does not support weak ones."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return _StrongReference(value)
 
 
-def items(value: Any) -> Iterable[tuple[Any, Any]]:
-    if len(value) > 64:
-        return ()
-    return list(value.items()) if isinstance(value, dict) else list(enumerate(value))
-
-
-def member(value: Any, name: str) -> Any:
-    """What the class of an object, or a class and its bases, have under a name, as it is there."""
-    kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
-    return next((vars(kind)[name] for kind in kinds if name in vars(kind)), None)
-
-
-def is_plain(value: Any, found: Any) -> bool:
-    """Whether what a class has is a slot, a field of a named tuple, or a plain value."""
-    if isinstance(value, tuple) or isinstance(found, types.MemberDescriptorType):
-        return True
-    return found is not None and not hasattr(type(found), "__get__")
-
-
-def is_module(value: Any) -> bool:
-    """Whether a value is a module: what is in it is what counts."""
-    return isinstance(value, types.ModuleType)
-
-
-def is_generator(value: Any) -> bool:
-    """Whether a value is a source of random numbers with a state of its own."""
-    return isinstance(value, (random.Random, np.random.Generator, np.random.RandomState))
-
-
-def is_callback(value: Any) -> bool:
-    """Whether a value is `callback` or `print` of ours, which run at every step."""
-    return getattr(value, "__module__", "") == "trainstep._function.inside.host_calls"
+def _short(key: Any) -> str:
+    try:
+        text = repr(key)
+    except Exception:
+        text = f"a {type(key).__name__}"
+    return text if len(text) <= 30 else f"{text[:27]}..."

@@ -1,6 +1,6 @@
-"""What a piece of code reads, changes and calls, and what the functions do that it calls.
+"""Finds the values that a piece of code and its callees read, change and call.
 
-Only the user's own code is read, not that of libraries.
+Only the user's own code is analyzed, not that of libraries.
 """
 
 from __future__ import annotations
@@ -12,32 +12,39 @@ from typing import Any
 
 from trainstep._common import user_code
 from trainstep._surroundings.bytecode import scan
-from trainstep._surroundings.code_paths import Call, Constant, Made, Path, Scan, Value
-from trainstep._surroundings.follow_path import Paths
-from trainstep._surroundings.name_bindings import Frame, Spread, bound, cells_of
-from trainstep._surroundings.places import (
-    CHANGES,
+from trainstep._surroundings.code_model import (
+    Call,
+    Constant,
+    Frame,
+    LocalFunction,
+    Path,
+    Scan,
+    StarArguments,
+    Value,
+    bind_arguments,
+    closure_places,
+)
+from trainstep._surroundings.follow_path import PathFollower
+from trainstep._surroundings.places import Place, Write, extend, read_at
+from trainstep._surroundings.value_kinds import (
     CONTAINERS,
-    Place,
-    Write,
-    at,
-    further,
+    MUTATORS,
     is_callback,
     is_data,
     is_users_function,
 )
 
 log = logging.getLogger("trainstep")
-_LIMIT = 2000  # pieces of code
+_MAX_FUNCTIONS = 2000  # analyzed for one step
 
 
-class Walk(Paths):
-    """Goes through code. Abstract: the values that it comes to are told to whoever inherits.
+class CodeWalker(PathFollower):
+    """Analyzes code and its callees. Abstract: a subclass implements `_on_read` and `_record`.
 
     Attributes:
-        writes: What is changed.
-        modules: Dicts of globals of the user's code.
-        missed: Code that could not be followed.
+        writes: The names, attributes and containers that the code changes.
+        modules: The globals of the user's code, by id.
+        missed: The errors of code that could not be analyzed.
     """
 
     def __init__(self) -> None:
@@ -48,22 +55,22 @@ class Walk(Paths):
         self._known: set[Any] = set()
         self._count = 0
 
-    def _mentioned(self, place: Place) -> None:
-        """Told of a value that code reads."""
+    def _on_read(self, place: Place) -> None:
+        """Called with a value that code reads."""
         raise NotImplementedError
 
-    def _note(self, place: Place) -> None:
-        """Told of a value that a program depends on, but whose parts count for nothing."""
+    def _record(self, place: Place) -> None:
+        """Called with a value that a program depends on, but not on its parts."""
         raise NotImplementedError
 
     def _function(
         self, place: Place, args: Sequence[Place | None], named: Mapping[str, Place | None]
     ) -> None:
-        """Goes through a function, given what is known of its arguments."""
+        """Analyzes a function, given the known places of its arguments."""
         fn = place.value
-        text = f"{place.text}.__closure__" if place.text else self._names.closure(fn)
-        cells = cells_of(fn, text)
-        known = bound(fn, place.text, args, named)
+        text = f"{place.text}.__closure__" if place.text else self._expressions.closure(fn)
+        cells = closure_places(fn, text)
+        known = bind_arguments(fn, place.text, args, named)
         self._code(fn.__code__, Frame(fn.__globals__, cells, known))
 
     def _method(
@@ -73,71 +80,71 @@ class Walk(Paths):
         args: Sequence[Place | None],
         named: Mapping[str, Place | None],
     ) -> None:
-        """Goes through a method, if it is the user's."""
+        """Analyzes a method, if it is the user's."""
         if not isinstance(fn, types.FunctionType) or not user_code.is_users_file(fn.__code__):
             return
-        cells = cells_of(fn, self._names.closure(fn)) if fn.__closure__ else {}
-        known = bound(fn, "", [owner, *args], named)
+        cells = closure_places(fn, self._expressions.closure(fn)) if fn.__closure__ else {}
+        known = bind_arguments(fn, "", [owner, *args], named)
         self._code(fn.__code__, Frame(fn.__globals__, cells, known))
 
-    def _ran(self, owner: Place, fn: Any) -> None:
+    def _on_run(self, owner: Place, fn: Any) -> None:
         self._method(owner, fn, [], {})
 
     def _code(self, code: types.CodeType, frame: Frame) -> None:
-        """Goes through a piece of code, once for all that its names may lead to."""
+        """Analyzes a piece of code, once for each set of places that its names stand for."""
         known = [*frame.cells.items(), *frame.locals.items()]
-        key = (code, id(frame.globals), tuple(sorted((n, _same(p)) for n, p in known)))
+        key = (code, id(frame.globals), tuple(sorted((n, _identity(p)) for n, p in known)))
         if key in self._known or not user_code.is_users_file(code):
             return
-        if self._count > _LIMIT:
-            self.missed.append(f"more than {_LIMIT} functions")
+        if self._count > _MAX_FUNCTIONS:
+            self.missed.append(f"more than {_MAX_FUNCTIONS} functions")
             return
         self._known.add(key)
         self._count += 1
         self.modules[id(frame.globals)] = frame.globals
         found = scan(code)
         for path, line in found.reads.items():
-            self._carefully(self._read, path, frame, code, line)
+            self._guarded(self._read, path, frame, code, line)
         for path, line in found.writes.items():
-            self._carefully(self._written, path, frame, code, line)
+            self._guarded(self._write, path, frame, code, line)
         for call in found.calls:
             for each in self._expanded(call.path, frame, code):
                 one = Call(each, call.args, call.keywords, call.line, call.starred)
-                self._carefully(self._called, one, frame, code)
-        on_the_host = self._on_the_host(found, frame, code)
+                self._guarded(self._call, one, frame, code)
+        host_functions = self._host_functions(found, frame, code)
         for inner in found.inner:
-            if inner not in on_the_host:
-                self._code(inner, self._inside(inner, code, found, frame))
+            if inner not in host_functions:
+                self._code(inner, self._inner_frame(inner, code, found, frame))
 
-    def _carefully(self, follow: Any, *args: Any) -> None:
-        """Follows one thing; whatever the user's objects do when looked at, the rest goes on."""
+    def _guarded(self, follow: Any, *args: Any) -> None:
+        """Calls `follow`; an error in the user's objects must not stop the rest."""
         try:
             follow(*args)
         except Exception as error:
             self.missed.append(f"{type(error).__name__}: {error}")
-            log.debug("something around a step could not be followed", exc_info=True)
+            log.debug("a value that a step captures could not be analyzed", exc_info=True)
 
-    def _on_the_host(self, found: Scan, frame: Frame, code: types.CodeType) -> set[Any]:
-        """The functions that are made here for `callback`: they run at every step."""
+    def _host_functions(self, found: Scan, frame: Frame, code: types.CodeType) -> set[Any]:
+        """The local functions passed to `callback`: they run at every step."""
         made = [(call, call.args[0]) for call in found.calls if call.args]
         return {
             first.code
             for call, first in made
-            if isinstance(first, Made)
+            if isinstance(first, LocalFunction)
             and (place := self._follow(call.path, frame, code, call.line)) is not None
             and is_callback(place.value)
         }
 
-    def _inside(
+    def _inner_frame(
         self, inner: types.CodeType, code: types.CodeType, found: Scan, frame: Frame
     ) -> Frame:
-        """What names mean in a function inside another."""
+        """The frame of a function that is defined inside another."""
         cells = {}
         for name in inner.co_freevars:
             if name in code.co_freevars:
                 place = frame.cells.get(name)
             elif name in found.aliases:
-                place = self._passed(found.aliases[name], frame, code, code.co_firstlineno)
+                place = self._place_of(found.aliases[name], frame, code, code.co_firstlineno)
             else:
                 place = frame.locals.get(name)
             if place is not None:
@@ -146,86 +153,88 @@ class Walk(Paths):
         for made, args in found.local_calls:
             if made is inner:
                 for name, value in zip(inner.co_varnames, args, strict=False):
-                    place = self._passed(value, frame, code, code.co_firstlineno)
+                    place = self._place_of(value, frame, code, code.co_firstlineno)
                     if place is not None:
                         given[name] = place
         return Frame(frame.globals, cells, given)
 
-    # What it reads and changes ------------------------------------------------------------------
+    # Reads and writes ------------------------------------------------------------------------
 
     def _read(self, path: Value, frame: Frame, code: Any, line: int) -> None:
         for each in self._expanded(path, frame, code) if isinstance(path, Path) else ():
             place = self._follow(each, frame, code, line)
             if place is None:
                 continue
-            # The container is watched as a whole: data in it need not be watched once more.
+            # The container is compared as a whole, which includes the data in it.
             if each == path or not place.text.endswith("]") or not is_data(place.value):
-                self._mentioned(place)
+                self._on_read(place)
 
-    def _passed(self, path: Value, frame: Frame, code: types.CodeType, line: int) -> Place | None:
+    def _place_of(self, path: Value, frame: Frame, code: types.CodeType, line: int) -> Place | None:
         return self._follow(path, frame, code, line) if isinstance(path, Path) else None
 
-    def _written(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> None:
+    def _write(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> None:
         if not path.steps:
             place = self._follow(path, frame, code, line)
-            if place is None and path.scope == "global":  # a name that the step makes
-                place = at(self._names.globals(frame.globals, path.name, None), code, line)
+            if place is None and path.scope == "global":  # a name that the step creates
+                place = read_at(
+                    self._expressions.globals(frame.globals, path.name, None), code, line
+                )
             if place is not None:
                 self.writes.append(Write(None, ("name", path.name), place))
             return
-        owner = self._follow(path.before(), frame, code, line)
+        owner = self._follow(path.parent(), frame, code, line)
         if owner is not None and owner.text:
-            self._passing(owner)
+            self._on_passed(owner)
             kind, key = path.steps[-1]
-            place = self._names.attribute(owner, key, None) if kind == "attr" else None
+            place = self._expressions.attribute(owner, key, None) if kind == "attr" else None
             if place is None:
-                place = further(owner, "[...]" if key is None else f"[{key!r}]", None)
-            self.writes.append(Write(owner, (kind, key), at(place, code, line)))
+                place = extend(owner, "[...]" if key is None else f"[{key!r}]", None)
+            self.writes.append(Write(owner, (kind, key), read_at(place, code, line)))
 
-    # What it calls ------------------------------------------------------------------------------
+    # Calls ------------------------------------------------------------------------------------
 
-    def _called(self, call: Call, frame: Frame, code: types.CodeType) -> None:
+    def _call(self, call: Call, frame: Frame, code: types.CodeType) -> None:
         if call.path.scope == "super":
-            self._called_super(call, frame, code)
+            self._call_super(call, frame, code)
             return
-        if call.path.steps and self._called_on_data(call, frame, code):
+        if call.path.steps and self._call_on_container(call, frame, code):
             return
         place = self._follow(call.path, frame, code, call.line)
         given = [*call.args, *call.keywords.values()]
         if place is not None and is_callback(place.value):
-            # It calls the same function at every step, whatever that reads.
-            kept = self._passed(given.pop(0), frame, code, call.line) if given else None
-            if kept is not None and not is_data(kept.value):  # but not the list of `seen.append`
-                self._note(kept)
+            # The host calls this function at every step, so the values that it reads stay current.
+            kept = self._place_of(given.pop(0), frame, code, call.line) if given else None
+            if kept is not None and not is_data(kept.value):  # not the list of `seen.append`
+                self._record(kept)
         place = None if place is None else _unwrapped(place)
         if place is None or not is_users_function(place.value):
             for path in (call.path, *given):
                 self._read(path, frame, code, call.line)
             return
-        args, named = self._given(call, frame, code)
-        self._note(place)
+        args, named = self._arguments(call, frame, code)
+        self._record(place)
         called: Any = place.value
         if isinstance(called, types.FunctionType):
             self._function(place, args, named)
             return
-        owner = self._names.object(called.__self__, "`self`")
+        owner = self._expressions.object(called.__self__, "`self`")
         if call.path.steps and not isinstance(called.__self__, type):
             owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, 0)
         self._method(owner, called.__func__, args, named)
 
-    def _given(
+    def _arguments(
         self, call: Call, frame: Frame, code: types.CodeType
     ) -> tuple[list[Place | None], dict[str, Place | None]]:
-        """What a call passes on, as far as it is known."""
-        args = [self._passed(a, frame, code, call.line) for a in call.args]
-        starred = self._passed(call.starred, frame, code, call.line)
-        if starred is not None and isinstance(starred.value, Spread):
+        """The places of a call's arguments; None for each unknown one."""
+        args = [self._place_of(a, frame, code, call.line) for a in call.args]
+        starred = self._place_of(call.starred, frame, code, call.line)
+        if starred is not None and isinstance(starred.value, StarArguments):
             args += starred.value
-        named = {n: self._passed(a, frame, code, call.line) for n, a in call.keywords.items()}
+        named = {n: self._place_of(a, frame, code, call.line) for n, a in call.keywords.items()}
         return args, named
 
-    def _called_super(self, call: Call, frame: Frame, code: types.CodeType) -> None:
-        """`super().call(x)`: the next class that has it."""
+    def _call_super(self, call: Call, frame: Frame, code: types.CodeType) -> None:
+        """Analyzes `super().call(x)`: the method of the next class in the MRO."""
         here = frame.cells.get("__class__")
         owner = frame.locals.get(code.co_varnames[0]) if code.co_varnames else None
         if here is None or owner is None or not call.path.steps:
@@ -234,11 +243,11 @@ class Walk(Paths):
         name = call.path.steps[0][1]
         later = kinds[kinds.index(here.value) + 1 :] if here.value in kinds else ()
         found = next((vars(kind)[name] for kind in later if name in vars(kind)), None)
-        args, named = self._given(call, frame, code)
+        args, named = self._arguments(call, frame, code)
         self._method(owner, found, args, named)
 
-    def _called_on_data(self, call: Call, frame: Frame, code: types.CodeType) -> bool:
-        """Whether a call is one of a container's methods: `seen.append(...)`, `cfg.get("lr")`."""
+    def _call_on_container(self, call: Call, frame: Frame, code: types.CodeType) -> bool:
+        """Analyzes a call of a container's method, if it is one: `seen.append(...)`."""
         kind, name = call.path.steps[-1]
         owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, call.line)
         if kind != "attr" or owner is None or not isinstance(owner.value, CONTAINERS):
@@ -246,29 +255,29 @@ class Walk(Paths):
         for path in (*call.args, *call.keywords.values()):
             self._read(path, frame, code, call.line)
         key = call.args[0] if call.args else None
-        if name in CHANGES and owner.text:
-            self._passing(owner)
-            self.writes.append(Write(owner, ("call", name), at(owner, code, call.line)))
+        if name in MUTATORS and owner.text:
+            self._on_passed(owner)
+            self.writes.append(Write(owner, ("call", name), read_at(owner, code, call.line)))
         elif name == "get" and isinstance(key, Constant) and isinstance(owner.value, dict):
-            found = further(owner, f".get({key.value!r})", owner.value.get(key.value))
-            self._mentioned(at(found, code, call.line))
+            found = extend(owner, f".get({key.value!r})", owner.value.get(key.value))
+            self._on_read(read_at(found, code, call.line))
         else:
-            self._mentioned(owner)
+            self._on_read(owner)
         return True
 
 
-def _same(place: Place) -> str:
-    """What tells a place from another; values that are made at each look tell nothing."""
-    made = isinstance(place.value, (Spread, types.MethodType))
+def _identity(place: Place) -> str:
+    """A key that identifies a place; values that are new at each access have none."""
+    made = isinstance(place.value, (StarArguments, types.MethodType))
     return place.text or ("" if made else f"#{id(place.value)}")
 
 
 def _unwrapped(place: Place) -> Place:
-    """A function of the user's behind a decorator of a library's, such as `contextmanager`."""
+    """The user's function inside a library's decorator, such as `contextmanager`."""
     value = place.value
     while isinstance(value, types.FunctionType) and not is_users_function(value):
         inner = getattr(value, "__wrapped__", None)
         if not isinstance(inner, types.FunctionType):
             break
-        place, value = further(place, ".__wrapped__", inner, ""), inner
+        place, value = extend(place, ".__wrapped__", inner, ""), inner
     return place

@@ -1,8 +1,8 @@
-"""`accelerate`: a compiled Keras model whose own methods run through trainstep.
+"""`accelerate`: makes a Keras model's own methods run through trainstep.
 
-The methods are put on the object itself, in front of those of its class, with Keras's signatures
-and return values. What trainstep does not do the same way is left to Keras: a model with its own
-`train_step`, or one that is run eagerly.
+The new methods are attributes of the model object, so they shadow those of its class. They have
+Keras's signatures and return values. Keras still runs a model that overrides `train_step` or has
+`run_eagerly` set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from keras import ops, tree
 
 from trainstep._trainer.logs import Logs
-from trainstep._trainer.recipe import own_steps
+from trainstep._trainer.recipe import overridden_steps
 from trainstep._trainer.trainer import Trainer
 
 M = TypeVar("M")
@@ -28,8 +28,8 @@ def accelerate(model: M) -> M:
     """Makes a Keras model's own training methods run through trainstep.
 
     `train_on_batch`, `test_on_batch`, `predict_on_batch`, `fit`, `evaluate` and `predict` of this
-    object keep their arguments and what they return, so a script changes one line. The model may be
-    compiled before or after, and again. `restore` undoes it.
+    object keep their arguments and return values, so a script changes one line. You may compile the
+    model before or after, and again later. `restore` undoes it.
 
     Args:
         model: A Keras model.
@@ -48,15 +48,15 @@ def accelerate(model: M) -> M:
     """
     if _MARK in vars(model):
         return model
-    own = own_steps(model)
-    if own:
+    overridden = overridden_steps(model)
+    if overridden:
         warnings.warn(
-            f"{type(model).__name__} {getattr(model, 'name', '')!r} is left to Keras: its "
-            f"`{'`, `'.join(own)}` is its own; write that step as a `trainstep.function`",
+            f"{type(model).__name__} {getattr(model, 'name', '')!r} is not accelerated: it "
+            f"overrides `{'`, `'.join(overridden)}`; write that step as a `trainstep.function`",
             stacklevel=2,
         )
         return model
-    accelerated = _Accelerated(model)
+    accelerated = _KerasMethods(model)
     vars(model)[_MARK] = True
     for name in _METHODS:
         vars(model)[name] = accelerated.method(name)
@@ -64,7 +64,7 @@ def accelerate(model: M) -> M:
 
 
 def restore(model: M) -> M:
-    """Gives a model that was accelerated its Keras methods back.
+    """Restores the Keras methods of an accelerated model.
 
     Example:
         >>> import keras, trainstep as ts
@@ -78,15 +78,15 @@ def restore(model: M) -> M:
     return model
 
 
-class _Accelerated:
-    """Keras's methods, on the steps of a trainer."""
+class _KerasMethods:
+    """Keras's training methods, run by a trainer."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._made: Trainer | None = None
+        self._current: Trainer | None = None
 
     def method(self, name: str) -> Callable[..., Any]:
-        """One of the methods, or Keras's where the model asks for that."""
+        """Returns a method that runs ours, or Keras's if the model is eager or not compiled."""
         original = getattr(type(self._model), name)
         ours = getattr(self, name)
 
@@ -100,13 +100,14 @@ class _Accelerated:
 
     @property
     def _trainer(self) -> Trainer:
-        """The trainer of the model as it is compiled now."""
-        made = self._made
-        if made is None or not made.is_of_this_compilation():
-            made = self._made = Trainer(self._model, check_values=False)
-        return made
+        """The trainer of the model's current compilation."""
+        current = self._current
+        if current is None or not current.is_of_this_compilation():
+            # `check_values=False`: Keras trains on NaN without an error, and so must this.
+            current = self._current = Trainer(self._model, check_values=False)
+        return current
 
-    def _returned(self, logs: Logs, return_dict: bool) -> Any:
+    def _as_keras_result(self, logs: Logs, return_dict: bool) -> Any:
         return dict(logs) if return_dict else self._model._flatten_metrics_in_order(dict(logs))
 
     def train_on_batch(
@@ -118,12 +119,12 @@ class _Accelerated:
         return_dict: bool = False,
     ) -> Any:
         logs = self._trainer.train_on_batch(x, y, sample_weight, class_weight)
-        return self._returned(logs, return_dict)
+        return self._as_keras_result(logs, return_dict)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
-        return self._returned(self._trainer.test_on_batch(x, y, sample_weight), return_dict)
+        return self._as_keras_result(self._trainer.test_on_batch(x, y, sample_weight), return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         return tree.map_structure(ops.convert_to_numpy, self._trainer.predict_on_batch(x))

@@ -1,11 +1,12 @@
-"""Checkpoints as files: complete, or not there.
+"""Checkpoints on disk, each complete or absent.
 
     directory/step-120/state.safetensors   every array
-                       manifest.json       what they are, where the data was, a checksum
-              step-120.1/                  a second one at the same step
+                       manifest.json       dtypes, the position in the data, a checksum
+              step-120.1/                  a second checkpoint at the same step
 
-A checkpoint is written beside its place, forced to the disk, and then renamed: whoever reads finds
-it whole, or not at all. None is ever written over. The newest that is whole counts.
+A checkpoint is written to a temporary directory, synced to the disk, and then renamed, so a reader
+sees all of it or nothing. No checkpoint is overwritten. Readers use the newest one whose checksum
+is right.
 """
 
 from __future__ import annotations
@@ -25,48 +26,49 @@ from safetensors.numpy import load, save
 FORMAT = 1
 _STATE, _MANIFEST = "state.safetensors", "manifest.json"
 _PREFIX = "step-"
-_KNOWN = "?bhilqBHILQefdFD"  # codes of NumPy's own dtypes; others are stored as bytes
+_NUMPY_CODES = "?bhilqBHILQefdFD"  # NumPy's own dtypes; others are stored as unsigned integers
 
 
 def write(
     directory: Path, step: int, arrays: Mapping[str, Any], manifest: dict[str, Any], keep: int
 ) -> None:
-    """Writes a checkpoint, and drops those that are older than the last `keep`."""
+    """Writes a checkpoint, and deletes all but the newest `keep`."""
     directory.mkdir(parents=True, exist_ok=True)
-    for left in directory.glob(f".{_PREFIX}*"):  # by one that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    there = [at for at in _all(directory) if at[0] == step]
-    place = directory / (f"{_PREFIX}{step}" + (f".{max(there)[1] + 1}" if there else ""))
-    new = directory / f".{place.name}-{os.getpid()}"
-    new.mkdir()
+    for leftover in directory.glob(f".{_PREFIX}*"):  # of a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    same_step = [key for key in _list(directory) if key[0] == step]
+    path = directory / (f"{_PREFIX}{step}" + (f".{max(same_step)[1] + 1}" if same_step else ""))
+    temporary = directory / f".{path.name}-{os.getpid()}"
+    temporary.mkdir()
     dtypes = {name: np.asarray(x).dtype.name for name, x in arrays.items()}
-    data = save({name: _as_stored(np.asarray(x)) for name, x in arrays.items()})
-    told = {**manifest, "format": FORMAT, "step": step, "dtypes": dtypes}
-    told["sha256"] = hashlib.sha256(data).hexdigest()
-    _put(new / _STATE, data)
-    _put(new / _MANIFEST, json.dumps(told, indent=1).encode())
-    _sync(new)
-    new.rename(place)
-    _sync(directory)
-    found = _all(directory)
-    new_at = next(at for at, each in found.items() if each == place)
-    # Those of later steps are broken, or this run would have gone on from them.
-    for at in sorted(at for at in found if at <= new_at)[:-keep]:
-        shutil.rmtree(found[at], ignore_errors=True)
+    data = save({name: _to_stored(np.asarray(x)) for name, x in arrays.items()})
+    full_manifest = {**manifest, "format": FORMAT, "step": step, "dtypes": dtypes}
+    full_manifest["sha256"] = hashlib.sha256(data).hexdigest()
+    _write_synced(temporary / _STATE, data)
+    _write_synced(temporary / _MANIFEST, json.dumps(full_manifest, indent=1).encode())
+    _sync_directory(temporary)
+    temporary.rename(path)
+    _sync_directory(directory)
+    paths = _list(directory)
+    new_key = next(key for key, each in paths.items() if each == path)
+    # Checkpoints of later steps are broken, or this run would have resumed from them. They do not
+    # count towards `keep`.
+    for key in sorted(key for key in paths if key <= new_key)[:-keep]:
+        shutil.rmtree(paths[key], ignore_errors=True)
 
 
 def newest(directory: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The manifest and the arrays of the newest checkpoint that is whole."""
-    places = _all(directory)
-    for at in sorted(places, reverse=True):
-        found = _read(places[at])
-        if found is not None:
-            return found
+    """Returns the manifest and the arrays of the newest complete checkpoint."""
+    paths = _list(directory)
+    for key in sorted(paths, reverse=True):
+        checkpoint = _read(paths[key])
+        if checkpoint is not None:
+            return checkpoint
     return None
 
 
-def _all(directory: Path) -> dict[tuple[int, int], Path]:
-    """All checkpoints, by their step and their number at that step."""
+def _list(directory: Path) -> dict[tuple[int, int], Path]:
+    """Returns all checkpoints by their step and their number at that step."""
     found = {}
     for each in directory.glob(f"{_PREFIX}*"):
         step, _, number = each.name.removeprefix(_PREFIX).partition(".")
@@ -75,38 +77,39 @@ def _all(directory: Path) -> dict[tuple[int, int], Path]:
     return found
 
 
-def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     with contextlib.suppress(OSError, ValueError, KeyError):
-        manifest = json.loads((place / _MANIFEST).read_bytes())
-        data = (place / _STATE).read_bytes()
+        manifest = json.loads((path / _MANIFEST).read_bytes())
+        data = (path / _STATE).read_bytes()
         if manifest["format"] == FORMAT and manifest["sha256"] == hashlib.sha256(data).hexdigest():
             dtypes = manifest["dtypes"]
-            arrays = {name: _restored(x, dtypes[name]) for name, x in load(data).items()}
+            arrays = {name: _from_stored(x, dtypes[name]) for name, x in load(data).items()}
             return manifest, arrays
     return None
 
 
-def _as_stored(x: Any) -> Any:
+def _to_stored(x: Any) -> Any:
     x = np.ascontiguousarray(x).reshape(x.shape)
-    return x if x.dtype.char in _KNOWN else x.view(f"u{x.dtype.itemsize}")
+    return x if x.dtype.char in _NUMPY_CODES else x.view(f"u{x.dtype.itemsize}")
 
 
-def _restored(x: Any, dtype: str) -> Any:
+def _from_stored(x: Any, dtype: str) -> Any:
     if x.dtype.name == dtype:
         return x
-    import ml_dtypes  # NumPy does not know bfloat16 and the like
+    import ml_dtypes  # NumPy has no bfloat16 and no float8
 
     return x.view(getattr(ml_dtypes, dtype))
 
 
-def _put(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync(directory: Path) -> None:
+def _sync_directory(directory: Path) -> None:
+    # Without this, a crash of the machine may lose the rename.
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""The compiled steps of one trainer, each made when it is first asked for."""
+"""The compiled steps of one trainer, each made at its first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from trainstep import _engines
-from trainstep._data.batch_checks import Check
+from trainstep._data.batch_checks import BatchCheck
 from trainstep._data.protocol import Batch
 from trainstep._engines import Options
 from trainstep._explain.ledger import Events, merged
@@ -20,20 +20,21 @@ from trainstep._function.policies import Policies
 from trainstep._function.settings import StepSettings
 from trainstep._function.sizes.policy import Shapes, policy
 from trainstep._state.optimizer_slots import make_known
+from trainstep._trainer.callbacks import StopFlag
 from trainstep._trainer.inspect import Inspector
-from trainstep._trainer.logs import Logs, LogsAt
+from trainstep._trainer.logs import Logs, StackedLogs
 from trainstep._trainer.recipe import Recipe
-from trainstep._trainer.run_fetches import Fetch, needs_targets
+from trainstep._trainer.run_fetches import FetchStep, needs_targets
 from trainstep._trainer.steps import Steps
 
 
-class Nested(dict[str, Any]):
-    """The values of a batch inside another step: tensors, which nobody can read yet."""
+class NestedValues(dict[str, Any]):
+    """The values of a step inside another step: traced tensors, which `Logs` cannot read."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How steps are compiled and checked."""
+    """The settings of a `Trainer` for compiling and checking its steps."""
 
     optimize: str
     max_traces: int | None
@@ -44,8 +45,8 @@ class Settings:
     layout: Any = None
 
 
-class Functions:
-    """Makes and keeps the compiled steps of a model with a recipe.
+class CompiledSteps:
+    """Makes and stores the compiled steps of a model with a recipe.
 
     Attributes:
         model: The model.
@@ -54,28 +55,29 @@ class Functions:
     def __init__(self, model: Any, recipe: Recipe, settings: Settings) -> None:
         self.model, self._recipe, self._settings = model, recipe, settings
         self._steps = Steps(model, recipe)
-        self._made: dict[Any, Function[..., Any]] = {}
+        self._functions: dict[Any, Function[..., Any]] = {}
 
     def step(self, kind: str, repeat: int = 0) -> Function[..., Any]:
-        """The step of a kind: train, test or predict; or so many of them in one call."""
-        known = self._made.get((kind, repeat))
+        """Returns the train, test or predict step; with `repeat`, many steps in one call."""
+        known = self._functions.get((kind, repeat))
         if known is not None:
             return known
         step: Any = getattr(self._steps, kind)
-        fresh = self._recipe.fresh
+        reset_each_batch = self._recipe.reset_each_batch
 
         def run(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
-            # Several in one call are steps of a `fit`, whose metrics run on.
-            return step(x, y, sample_weight, class_weight, False if repeat else fresh.value)
+            # Only `fit` and `evaluate` run several steps in one call, and their metrics accumulate.
+            reset = False if repeat else reset_each_batch.value
+            return step(x, y, sample_weight, class_weight, reset)
 
         def nested(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
-            return Nested(step(x, y, sample_weight, class_weight, True))
+            return NestedValues(step(x, y, sample_weight, class_weight, True))
 
         def predict(x: Any) -> Any:
             return step(x)
 
         forward = kind == "predict"
-        made = self._made[kind, repeat] = self._function(
+        made = self._functions[kind, repeat] = self._function(
             predict if forward else run,
             kind + (f" x {repeat}" if repeat else ""),
             repeat=repeat,
@@ -86,28 +88,30 @@ class Functions:
         return made
 
     def fetch(self, names: list[str], *, update: bool, training: bool) -> Function[..., Any]:
-        """The step that returns named values."""
+        """Returns the step that computes named values."""
         key = ("run", tuple(names), update, training)
-        if key not in self._made:
-            step = Fetch(self.model, self._recipe, names, update=update, training=training)
-            self._made[key] = self._function(
+        if key not in self._functions:
+            step = FetchStep(self.model, self._recipe, names, update=update, training=training)
+            self._functions[key] = self._function(
                 step.__call__,
                 f"run({', '.join(names)})",
                 check=self._check("run", targets=update or needs_targets(names)),
                 trains=update,
             )
-        return self._made[key]
+        return self._functions[key]
 
     def inspector(self) -> tuple[Inspector, Function[..., Any], Function[..., Any]]:
-        """The two steps that look at a batch, and what they belong to."""
-        if "inspect" not in self._made:
+        """Returns the inspector of the model and its two compiled steps."""
+        if "inspect" not in self._functions:
             inspector = self._inspector = Inspector(self.model, self._recipe)
             check = self._check("inspect", targets=True, values=False)
-            self._made["inspect"] = self._function(inspector.look, "inspect", check=check)
-            self._made["inspect by activation"] = self._function(
-                inspector.by_activation, "inspect by activation"
+            self._functions["inspect"] = self._function(
+                inspector.forward_and_backward, "inspect", check=check
             )
-        return self._inspector, self._made["inspect"], self._made["inspect by activation"]
+            self._functions["inspect by activation"] = self._function(
+                inspector.activation_gradients, "inspect by activation"
+            )
+        return self._inspector, self._functions["inspect"], self._functions["inspect by activation"]
 
     def _function(
         self,
@@ -121,7 +125,7 @@ class Functions:
     ) -> Function[..., Any]:
         dynamic = self._settings.dynamic or {}
         policies = self._settings.policies
-        if not trains:  # there is nothing to keep bad numbers out of
+        if not trains:  # nothing is updated, so no number can spoil a variable
             policies = replace(policies, nan_policy=None)
         settings = StepSettings(
             name=f"{self.model.name}.{name}",
@@ -140,8 +144,8 @@ class Functions:
         return Function(fn, settings)
 
     def _check(self, method: str, *, targets: bool, values: bool = True) -> Callable[..., None]:
-        """What happens before a step is traced."""
-        check = Check(
+        """Returns a function that checks a batch and makes slots known, called before a trace."""
+        check = BatchCheck(
             self.model,
             f"Trainer.{method}",
             takes_targets=targets and self._recipe.takes_targets,
@@ -157,80 +161,84 @@ class Functions:
         return prepare
 
     def ledger(self) -> Events:
-        """Every trace of these steps."""
+        """Returns every trace of these steps."""
         name = f"Trainer of {self.model.name}"
-        return merged(name, [function.ledger for function in self._made.values()])
+        return merged(name, [function.ledger for function in self._functions.values()])
 
-    def written(self) -> list[Any]:
-        """The variables that the train steps write, as far as they were traced."""
-        steps = [f for (kind, *_), f in self._made.items() if kind == "train"]
+    def written_variables(self) -> list[Any]:
+        """Returns the variables that the train steps traced so far write."""
+        steps = [f for (kind, *_), f in self._functions.items() if kind == "train"]
         return [variable for step in steps for variable in step.written()]
 
     def skipped(self) -> int:
-        """How many batches were skipped for their numbers."""
-        return sum(function.skipped for function in self._made.values())
+        """Returns the number of batches that were skipped as not finite."""
+        return sum(function.skipped for function in self._functions.values())
 
-    def metrics(self) -> dict[str, Any]:
-        """The values of the metrics as they stand, if they have seen anything."""
+    def metric_values(self) -> dict[str, Any]:
+        """Returns the current values of the metrics; none before their first update."""
         if not float(self._recipe.tracker.count):
             return {}
-        with self._recipe.lent():
+        with self._recipe.installed():
             return dict(Logs(self.model.get_metrics_result()))
 
     def retraces(self) -> tuple[int, str]:
-        """How often a step was traced again, and why the last time."""
+        """Returns the number of retraces and the reason of the last one."""
         again = [event for event in self.ledger() if event.index > 1 and event.runs_python]
         return len(again), str(again[-1]) if again else ""
 
 
 class StepRunner:
-    """Runs the batches of a loop through the steps of a kind.
+    """Runs the batches of a loop through the compiled steps of one kind.
 
     Attributes:
-        tells_later: Whether `now` has all the values that the last batch has: those of metrics.
+        logs_are_metrics: Whether `metric_values` returns all that a batch reports. A model with its
+            own `compute_metrics` may report other values too.
     """
 
-    def __init__(self, functions: Functions, kind: str, classes: Any = None) -> None:
-        self._functions, self._kind, self._classes = functions, kind, classes
-        self._skipped = functions.skipped()
-        own = getattr(functions.model.compute_metrics, "__func__", None)
-        self.tells_later = own is keras.Model.compute_metrics
+    def __init__(self, compiled: CompiledSteps, kind: str, classes: Any = None) -> None:
+        self._compiled, self._kind, self._classes = compiled, kind, classes
+        self._skipped = compiled.skipped()
+        method = getattr(compiled.model.compute_metrics, "__func__", None)
+        self.logs_are_metrics = method is keras.Model.compute_metrics
 
-    def calls(self, count: int) -> Callable[[Batch], Any]:
-        """What runs one batch, or a stack of `count` in one call."""
+    def batch_call(self, count: int) -> Callable[[Batch], Any]:
+        """Returns a function that runs one batch, or a stack of `count`, and returns its values."""
         step, classes = self._step(count)
         return step.shortcut(classes)
 
-    def loop(self, count: int) -> Callable[[Iterable[Batch], Mapping[str, Any], str], int]:
-        """What runs one batch, or one stack, after the other, whose values nobody reads."""
+    def batch_loop(self, count: int) -> Callable[[Iterable[Batch], StopFlag], int]:
+        """Returns a function that runs many batches, or stacks of `count`, without their values."""
         step, classes = self._step(count)
-        return step.loop(classes)
+        loop = step.loop(classes)
+        return lambda batches, stop: loop(batches, stop.attributes, stop.name)
 
     def prepare(self, batch: Batch, count: int) -> None:
-        """Builds and compiles what such a call needs."""
+        """Builds and compiles everything that a call needs, and runs nothing."""
         step, classes = self._step(count)
         step.warm_up(*batch, classes)
 
     def _step(self, count: int) -> tuple[Function[..., Any], Any]:
-        step, classes = self._functions.step(self._kind, 0 if count == 1 else count), self._classes
+        step, classes = self._compiled.step(self._kind, 0 if count == 1 else count), self._classes
         if classes is not None and count > 1:
             classes = np.broadcast_to(classes, (count, *classes.shape))
         return step, classes
 
-    def now(self) -> dict[str, Any]:
-        """The values of the metrics as they stand."""
-        return self._functions.metrics()
+    def metric_values(self) -> dict[str, Any]:
+        """Returns the current values of the metrics."""
+        return self._compiled.metric_values()
 
     @staticmethod
     def logs(values: dict[str, Any], count: int) -> Sequence[Logs]:
-        """The values after each of the batches of a call."""
-        return [Logs(values)] if count == 1 else [LogsAt(values, i) for i in range(count)]
+        """Returns the values after each of the batches of a call."""
+        return [Logs(values)] if count == 1 else [StackedLogs(values, i) for i in range(count)]
 
-    def of_epoch(self, last: Logs) -> dict[str, Any]:
-        """The values after the last batch; if any was skipped, of the batches that were not."""
+    def epoch_logs(self, last: Logs) -> dict[str, Any]:
+        """Returns the values of an epoch, without those of skipped batches."""
         values, before = dict(last), self._skipped
-        self._skipped = self._functions.skipped()
+        self._skipped = self._compiled.skipped()
         if self._skipped == before:
             return values
-        found = self._functions.metrics()
-        return {name: found.get(name, value) for name, value in values.items()}
+        # The last batch itself may have been skipped, and its values are then not finite. The
+        # metrics hold the batches that were not skipped.
+        metrics = self._compiled.metric_values()
+        return {name: metrics.get(name, value) for name, value in values.items()}

@@ -1,7 +1,7 @@
-"""`Trainer.inspect`: one batch, looked at layer by layer, and nothing changed.
+"""`Trainer.inspect`: reports on one batch, layer by layer, and changes no variable.
 
-Two programs do it. The first gives the loss, the activations and the gradients by weights. The
-second adds a zero to every activation; the gradient by that zero is the activation's.
+It runs two programs. The first returns the loss, the activations and the gradients by weights. The
+second adds a zero to every activation; the gradient by that zero is the gradient by the activation.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from trainstep._function.inside.gradients import global_norm, value_and_grad
 from trainstep._state.scopes import discarded
 from trainstep._trainer.layer_outputs import Activations, layer_outputs
 from trainstep._trainer.recipe import Recipe
-from trainstep._trainer.steps import Steps, weighted_by_class
+from trainstep._trainer.steps import Steps, apply_class_weights
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers of some arrays, in short."""
+    """A summary of the numbers in some arrays."""
 
     low: float
     high: float
@@ -36,7 +36,7 @@ class Range:
 
     @property
     def finite(self) -> bool:
-        """Whether all are finite."""
+        """Whether all numbers are finite."""
         return not (self.nans or self.infinities)
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `Trainer.inspect` found. Printing it gives a table.
+    """The report of `Trainer.inspect`. Printing it shows a table.
 
     Attributes:
         loss: The loss of the batch.
@@ -126,19 +126,21 @@ class Inspection:
 
 
 class Inspector:
-    """The two steps that look at a batch."""
+    """The two steps that inspect a batch."""
 
     def __init__(self, model: Any, recipe: Recipe) -> None:
         self._model, self._recipe = model, recipe
         self._steps = Steps(model, recipe)
         self.layers: list[Any] = []  # in the order of their calls
 
-    def look(self, x: Any, y: Any, sample_weight: Any, class_weight: Any) -> dict[str, Any]:
-        """The loss, the activations and the gradients by weights."""
-        with self._recipe.lent(), discarded():
-            weights = weighted_by_class(y, sample_weight, class_weight)
+    def forward_and_backward(
+        self, x: Any, y: Any, sample_weight: Any, class_weight: Any
+    ) -> dict[str, Any]:
+        """Returns the loss, the activations and the gradients by weights."""
+        with self._recipe.installed(), discarded():
+            weights = apply_class_weights(y, sample_weight, class_weight)
             (_, calls), loss, gradients = self._steps.backward(
-                x, y, weights, fresh=True, forward=self._forward
+                x, y, weights, reset=True, forward=self._forward
             )
             gradients = self._recipe.unscaled(gradients)
             norm = global_norm(gradients)
@@ -151,24 +153,24 @@ class Inspector:
         self.layers = [layer for layer, _ in activations.calls]
         return outputs, [tree.flatten(output) for _, output in activations.calls]
 
-    def by_activation(
+    def activation_gradients(
         self, zeros: Any, x: Any, y: Any, sample_weight: Any, class_weight: Any
     ) -> Any:
-        """The gradients of the loss by every activation, given zeros of their shapes."""
-        with self._recipe.lent(), discarded():
-            weights = weighted_by_class(y, sample_weight, class_weight)
+        """Returns the gradients of the loss by every activation, given zeros of their shapes."""
+        with self._recipe.installed(), discarded():
+            weights = apply_class_weights(y, sample_weight, class_weight)
 
             def loss_of(zeros: Any) -> Any:
-                add = _Adder(self._model, zeros)
+                add = _AddZeros(self._model, zeros)
                 with layer_outputs(add):
                     y_pred = self._steps.forward(x, training=True)
-                return self._steps.measured(x, y, y_pred, weights, True, training=True)
+                return self._steps.tracked_loss(x, y, y_pred, weights, True, training=True)
 
             return value_and_grad(loss_of, argnums=0)(zeros)[1]
 
 
-class _Adder(Activations):
-    """Adds something to what each layer gives, where that is one float tensor."""
+class _AddZeros(Activations):
+    """Adds a zero to the output of each layer that returns one float tensor."""
 
     def __init__(self, model: Any, zeros: dict[int, Any]) -> None:
         super().__init__(model, None)
@@ -176,21 +178,21 @@ class _Adder(Activations):
         self._count = 0
 
     def __call__(self, layer: Any, output: Any) -> Any:
-        if not self.belongs(layer):
+        if not self.is_model_call(layer):
             return output
         zero = self._zeros.get(self._count)
         self._count += 1
         if zero is None:
             return output
         added = output + ops.cast(zero, output.dtype)
-        mask = get_keras_mask(output)
+        mask = get_keras_mask(output)  # Keras stores it on the tensor, so the sum has none
         if mask is not None:
             set_keras_mask(added, mask)
         return added
 
 
 def zeros_for(calls: Sequence[Sequence[Any]]) -> dict[int, Any]:
-    """A zero for each output that is one float tensor, by the number of the call."""
+    """Returns a zero for each output that is one float tensor, by the number of the call."""
     return {
         number: np.zeros(tuple(flat[0].shape), "float32")
         for number, flat in enumerate(calls)
@@ -198,15 +200,15 @@ def zeros_for(calls: Sequence[Sequence[Any]]) -> dict[int, Any]:
     }
 
 
-def report(
-    model: Any, called: Sequence[Any], found: dict[str, Any], by_activation: Any, data: Any
+def build_report(
+    model: Any, called: Sequence[Any], found: dict[str, Any], activation_gradients: Any, data: Any
 ) -> Inspection:
-    """Puts together what the two steps gave."""
+    """Builds the report from the results of the two steps."""
     layers = []
     gradients = dict(zip(map(id, model.trainable_variables), found["gradients"], strict=True))
     for number, (layer, flat) in enumerate(zip(called, found["calls"], strict=True)):
-        arrays = [_numpy(x) for x in flat]
-        gradient = by_activation.get(number)
+        arrays = [_to_numpy(x) for x in flat]
+        gradient = activation_gradients.get(number)
         own = [gradients[id(v)] for v in layer._trainable_variables if id(v) in gradients]
         layers.append(
             LayerReport(
@@ -214,31 +216,31 @@ def report(
                 kind=type(layer).__name__,
                 shape=tuple(arrays[0].shape) if arrays else (),
                 activation=_range(arrays),
-                gradient=None if gradient is None else _range([_numpy(gradient)]),
-                weights=_range([_numpy(v.value) for v in layer._trainable_variables])
+                gradient=None if gradient is None else _range([_to_numpy(gradient)]),
+                weights=_range([_to_numpy(v.value) for v in layer._trainable_variables])
                 if layer._trainable_variables
                 else None,
-                weight_gradient=_range([_numpy(g) for g in own]) if own else None,
-                dead=_dead(arrays),
+                weight_gradient=_range([_to_numpy(g) for g in own]) if own else None,
+                dead=_dead_share(arrays),
             )
         )
-    loss = float(_numpy(found["loss"]))
+    loss = float(_to_numpy(found["loss"]))
     return Inspection(
         model=model.name,
         loss=loss,
         layers=tuple(layers),
         first_bad=_first_bad(data, model, layers, loss),
-        gradient_norm=float(_numpy(found["norm"])),
+        gradient_norm=float(_to_numpy(found["norm"])),
     )
 
 
 def _first_bad(data: Any, model: Any, layers: list[LayerReport], loss: float) -> str | None:
     for name, value in zip(("x", "y", "sample_weight"), data, strict=True):
-        arrays = [_numpy(a) for a in tree.flatten(value) if a is not None]
+        arrays = [_to_numpy(a) for a in tree.flatten(value) if a is not None]
         if arrays and not _range(arrays).finite:
             return f"the input `{name}`: {_range(arrays)}"
     for variable in model.variables:
-        found = _range([_numpy(variable.value)])
+        found = _range([_to_numpy(variable.value)])
         if not found.finite:
             return f"the weight '{variable.path}': {found}"
     for layer in layers:
@@ -256,7 +258,7 @@ def _first_bad(data: Any, model: Any, layers: list[LayerReport], loss: float) ->
     return None
 
 
-def _numpy(x: Any) -> Any:
+def _to_numpy(x: Any) -> Any:
     return ops.convert_to_numpy(x)
 
 
@@ -272,7 +274,7 @@ def _range(arrays: Sequence[Any]) -> Range:
     )
 
 
-def _dead(arrays: Sequence[Any]) -> float:
+def _dead_share(arrays: Sequence[Any]) -> float:
     if len(arrays) != 1 or arrays[0].ndim < 2 or not arrays[0].shape[-1]:
         return 0.0
     units = arrays[0].reshape(-1, arrays[0].shape[-1])

@@ -1,4 +1,4 @@
-"""What the layers of a model give while it is called: to be looked at, or changed."""
+"""Hooks that observe or change the outputs of layers while a model is called."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def layer_outputs(hook: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """Calls `hook(layer, output)` after every layer, in this thread; what it returns is used.
+    """Replaces the output of every layer by `hook(layer, output)`, in this thread only.
 
-    Layers of a functional model find `__call__` on their class, so that is where it is led
-    through here, while the block lasts.
+    Python looks `__call__` up on the class, not on the object, so the block temporarily replaces
+    `Layer.__call__` itself.
     """
     original = keras.layers.Layer.__call__
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = original(self, *args, **kwargs)
-        inner: Callable[[Any, Any], Any] | None = getattr(_thread, "hook", None)
-        return output if inner is None else inner(self, output)
+        # Other threads pass through here too, and have no hook.
+        current: Callable[[Any, Any], Any] | None = getattr(_thread, "hook", None)
+        return output if current is None else current(self, output)
 
     before, _thread.hook = getattr(_thread, "hook", None), hook
     keras.layers.Layer.__call__ = __call__
@@ -42,29 +43,32 @@ class Activations:
 
     Args:
         model: The model.
-        wanted: The names of the layers, or None for all.
+        names: The names of the layers, or None for all.
     """
 
-    def __init__(self, model: Any, wanted: set[str] | None) -> None:
+    def __init__(self, model: Any, names: set[str] | None) -> None:
         self._layers = {
             id(layer) for layer in model._flatten_layers(include_self=False) if not _is_cell(layer)
         }
-        self._wanted = wanted
-        self._place = _engines.current().current_graph
-        self._home = self._place()
+        self._names = names
+        self._current_graph = _engines.current().current_graph
+        self._model_graph = self._current_graph()
         self.calls: list[tuple[Any, Any]] = []
 
-    def belongs(self, layer: Any) -> bool:
-        """Whether this call of a layer is one of the model's, and not inside a loop or branch."""
-        return id(layer) in self._layers and self._place() is self._home
+    def is_model_call(self, layer: Any) -> bool:
+        """Whether a layer of the model was called outside any loop or branch.
+
+        A tensor made inside a loop or branch cannot leave its graph.
+        """
+        return id(layer) in self._layers and self._current_graph() is self._model_graph
 
     def __call__(self, layer: Any, output: Any) -> Any:
-        if self.belongs(layer) and (self._wanted is None or layer.name in self._wanted):
+        if self.is_model_call(layer) and (self._names is None or layer.name in self._names):
             self.calls.append((layer, output))
         return output
 
     def by_name(self) -> dict[str, Any]:
-        """Outputs by layer; a list of them for a layer that was called several times."""
+        """Returns outputs by layer; a list for a layer that was called several times."""
         found: dict[str, list[Any]] = {}
         for layer, output in self.calls:
             found.setdefault(layer.name, []).append(output)

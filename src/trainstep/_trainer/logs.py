@@ -1,4 +1,4 @@
-"""The values of a batch, which reach the host only when somebody looks."""
+"""`Logs`: the values of a batch, copied to the host only when they are read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from keras import ops
 
 
 class Logs(dict[str, Any]):
-    """Loss and metrics by name: what `train_on_batch` and `test_on_batch` return.
+    """Loss and metrics by name, as `train_on_batch` and `test_on_batch` return them.
 
-    A dict whose values stay on the device until one is read; then it is a Python float, or a NumPy
-    array if it is no scalar. Nothing waits for the step before that. `logs.tensors` are the
-    values as they are.
+    The values stay on the device, and nothing waits for the step, until one is read. Reading a
+    scalar returns a Python float, and reading any other value a NumPy array. `logs.tensors` are the
+    values on the device.
 
     Example:
         >>> import numpy as np, trainstep as ts
@@ -25,16 +25,16 @@ class Logs(dict[str, Any]):
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The values on the device."""
+        """The values, still on the device."""
         return {name: super(Logs, self).__getitem__(name) for name in self}
 
     def _read(self, value: Any) -> Any:
-        return on_host(value)
+        return to_host(value)
 
     def __getitem__(self, name: str) -> Any:
         return self._read(super().__getitem__(name))
 
-    # With an `__iter__` of its own, Python copies a dict through `__getitem__`.
+    # `dict(logs)` bypasses `__getitem__` unless the class defines its own `__iter__`.
     def __iter__(self) -> Iterator[str]:
         return super().__iter__()
 
@@ -71,38 +71,39 @@ class Logs(dict[str, Any]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
+    # A pickle has the values on the host: another process may not have this device.
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
 
 
-class LogsAt(Logs):
-    """The values of one step of several that ran in one call, whose tensors are stacked."""
+class StackedLogs(Logs):
+    """The values of one of several steps that ran in one call and returned stacked tensors."""
 
-    def __init__(self, tensors: dict[str, Any], index: int) -> None:
-        super().__init__({name: _At(value, index) for name, value in tensors.items()})
+    def __init__(self, tensors: dict[str, Any], step: int) -> None:
+        super().__init__({name: _StackedValue(value, step) for name, value in tensors.items()})
 
     @property
     def tensors(self) -> dict[str, Any]:
         stacked = super().tensors.items()
-        return {n: v.stacked[v.place] if isinstance(v, _At) else v for n, v in stacked}
+        return {n: v.stacked[v.step] if isinstance(v, _StackedValue) else v for n, v in stacked}
 
     def _read(self, value: Any) -> Any:
-        if not isinstance(value, _At):  # put there by a callback
-            return on_host(value)
-        return on_host(ops.convert_to_numpy(value.stacked)[value.place])
+        if not isinstance(value, _StackedValue):  # set by a callback
+            return to_host(value)
+        return to_host(ops.convert_to_numpy(value.stacked)[value.step])
 
 
-class _At(NamedTuple):
+class _StackedValue(NamedTuple):
     stacked: Any
-    place: int
+    step: int
 
 
-def on_host(value: Any) -> Any:
-    """A float, or a NumPy array, of a tensor; anything else as it is."""
+def to_host(value: Any) -> Any:
+    """Converts a scalar tensor to a float and any other to NumPy; other objects pass unchanged."""
     if not hasattr(value, "shape"):
         return value
     try:
-        array = np.asarray(value)  # a fifth of what `float` of an array of JAX's takes
+        array = np.asarray(value)  # on JAX, five times as fast as `float(value)`
     except (TypeError, ValueError, RuntimeError):
         array = ops.convert_to_numpy(value)
     return array if array.shape else float(array)

@@ -1,54 +1,54 @@
-"""Epochs, batches, validation and callbacks, in the order in which Keras has them.
+"""The training loop: epochs, batches, validation and callbacks, in the order of Keras.
 
-The loop knows nothing of arrays or engines: a feed gives batches, a runner takes them.
+A `Feed` yields batches and a `Runner` runs them. The loop itself knows neither arrays nor engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
 from trainstep._common.errors import ArgumentError
-from trainstep._data.protocol import Batch, Feed, all_of
-from trainstep._trainer.callbacks import Callbacks
+from trainstep._data.protocol import Batch, Feed, iterate_batches
+from trainstep._trainer.callbacks import Callbacks, StopFlag
 from trainstep._trainer.logs import Logs
 from trainstep._trainer.progress import Progress
-from trainstep._trainer.resumed_run import Run
+from trainstep._trainer.resumed_run import CheckpointedRun
 
 Values = dict[str, Any]
 
 
 class Runner(Protocol):
-    """What runs batches."""
+    """Runs batches through the compiled steps of one kind."""
 
-    tells_later: bool  # `now` has all the values that the last batch has
+    logs_are_metrics: bool  # whether `metric_values` returns all that a batch reports
 
-    def calls(self, count: int) -> Callable[[Batch], Values]:
-        """What runs one batch, or a stack of `count` in one call; gives the values, as they are."""
+    def batch_call(self, count: int) -> Callable[[Batch], Values]:
+        """Returns a function that runs one batch, or a stack of `count`, and returns its values."""
         ...
 
-    def loop(self, count: int) -> Callable[[Iterable[Batch], Mapping[str, Any], str], int]:
-        """What runs one after the other, and gives their number: nobody reads their values.
+    def batch_loop(self, count: int) -> Callable[[Iterable[Batch], StopFlag], int]:
+        """Returns a function that runs many batches, or stacks of `count`, without their values.
 
-        It stops after one that has set the second argument's entry of the name in the third.
+        It ends early once the flag is set, and returns the number of calls.
         """
         ...
 
     def logs(self, values: Values, count: int) -> Sequence[Logs]:
-        """The values after each of the `count` batches of a call."""
+        """Returns the values after each of the `count` batches of a call."""
         ...
 
     def prepare(self, batch: Batch, count: int) -> None:
-        """Builds all that such a call needs, and runs nothing."""
+        """Builds and compiles everything that a call needs, and runs nothing."""
         ...
 
-    def now(self) -> Values:
-        """The values of the metrics as they stand."""
+    def metric_values(self) -> Values:
+        """Returns the current values of the metrics."""
         ...
 
-    def of_epoch(self, last: Logs) -> Values:
-        """The values of an epoch, of those after its last batch."""
+    def epoch_logs(self, last: Logs) -> Values:
+        """Returns the values of an epoch, given those after its last batch."""
         ...
 
 
@@ -59,68 +59,70 @@ def run_epoch(
     *,
     callbacks: Callbacks,
     progress: Progress,
-    group: int = 1,
-    run_of: Run | None = None,
+    steps_per_call: int = 1,
+    run: CheckpointedRun | None = None,
 ) -> tuple[int, Logs]:
-    """Runs the batches of one epoch; gives their number and the values after the last."""
+    """Runs the batches of one epoch; returns their number and the values after the last one."""
     listens = callbacks.listens(kind)
-    watched = listens or progress.live
-    flags, stop = vars(progress.model), "stop_training" if kind == "train" else "stop_evaluating"
+    observed = listens or progress.shows_steps
+    stop = StopFlag.of(progress.model, kind)
     step, size, values = 0, 1, Values()
-    for count, batches, length in feed.epoch(group):
-        run, size = runner.calls(count), count
-        if not watched and run_of is None:
-            # Only the values after the last batch are read, if it can be told which that is.
-            ahead = islice(batches, max(length - 1, 0) if runner.tells_later else 0)
-            calls = runner.loop(count)(ahead, flags, stop)
+    for count, batches, length in feed.epoch(steps_per_call):
+        call, size = runner.batch_call(count), count
+        if not observed and run is None:
+            # Only the values after the last batch are read. If the length is known, all batches but
+            # that one go through a loop that skips the outputs.
+            without_values = islice(batches, max(length - 1, 0) if runner.logs_are_metrics else 0)
+            calls = runner.batch_loop(count)(without_values, stop)
             if calls:
                 values = Values()
-            if not (calls and flags.get(stop)):
-                last, values = _run_unwatched(run, batches, flags, stop, values)
+            if not (calls and stop.is_set()):
+                last, values = _run_unobserved(call, batches, stop, values)
                 calls += last
             step += calls * size
-            if flags.get(stop):
-                return step, _after(runner, values, size)
+            if stop.is_set():
+                return step, _last_logs(runner, values, size)
             continue
         for batch in batches:
-            if run_of is not None and run_of.passes(runner, batch, step, size):
+            if run is not None and run.should_skip(runner, batch, step, size):
                 step += size
                 continue
             if listens and size == 1:
                 callbacks.batch_begin(kind, step)
-            values = run(batch)
+            values = call(batch)
             step += size
-            if watched:
+            if observed:
                 if listens:
-                    _tell(kind, step - size, runner.logs(values, size), callbacks)
+                    _notify_batches(kind, step - size, runner.logs(values, size), callbacks)
                 progress.step(step, lambda: runner.logs(values, size)[-1])  # noqa: B023
-            if run_of is not None:
-                run_of.stepped(step, size)
-            if flags.get(stop):
+            if run is not None:
+                run.end_step(step, size)
+            if stop.is_set():
                 return step, runner.logs(values, size)[-1]
-    return step, _after(runner, values, size) if step else Logs()
+    return step, _last_logs(runner, values, size) if step else Logs()
 
 
-def _after(runner: Runner, values: Values, size: int) -> Logs:
-    """The values after the last batch; its own are not known if it was run silently, or before."""
-    return runner.logs(values, size)[-1] if values else Logs(runner.now())
+def _last_logs(runner: Runner, values: Values, size: int) -> Logs:
+    """Returns the values after the last batch; without outputs, those of the metrics."""
+    return runner.logs(values, size)[-1] if values else Logs(runner.metric_values())
 
 
-def _run_unwatched(
-    run: Callable[[Batch], Any], batches: Iterable[Batch], flags: Values, stop: str, values: Any
+def _run_unobserved(
+    call: Callable[[Batch], Any], batches: Iterable[Batch], stop: StopFlag, values: Any
 ) -> tuple[int, Any]:
-    """Runs batches until their end, or until it is to stop; on small networks, each line counts."""
+    """Runs batches until they end or the flag is set; returns their number and the last values."""
+    attributes, name = stop  # not `stop.is_set()`: on a small network, a frame per batch counts
     calls = 0
     for batch in batches:
-        values = run(batch)
+        values = call(batch)
         calls += 1
-        if flags.get(stop):
+        if attributes.get(name):
             break
     return calls, values
 
 
-def _tell(kind: str, step: int, logs: Sequence[Logs], callbacks: Callbacks) -> None:
-    """Tells callbacks of batches that have run; of the begin of several, only now."""
+def _notify_batches(kind: str, step: int, logs: Sequence[Logs], callbacks: Callbacks) -> None:
+    """Calls the batch hooks of batches that have run; in a stack, also their begin hooks."""
     for offset, each in enumerate(logs):
         if len(logs) > 1:
             callbacks.batch_begin(kind, step + offset)
@@ -133,26 +135,27 @@ def fit(
     feed: Feed,
     *,
     epochs: range,
-    group: int,
+    steps_per_call: int,
     callbacks: Callbacks,
     progress: Progress,
     validate: Callable[[], Values] | None,
     validate_at: Callable[[int], bool],
-    run_of: Run | None = None,
+    run: CheckpointedRun | None = None,
 ) -> None:
     """Trains for some epochs."""
     model = trainer.model
     model.stop_training = False
     logs: Values = {}
-    callbacks.tell("train_begin", {})
+    callbacks.notify("train_begin", {})
+    # The callback `BackupAndRestore` sets `_initial_epoch` in `on_train_begin`.
     epochs = range(getattr(model, "_initial_epoch", None) or epochs.start, epochs.stop)
-    if run_of is not None:
-        epochs = run_of.remaining(epochs, runner, feed, group)
+    if run is not None:
+        epochs = run.remaining_epochs(epochs, runner, feed, steps_per_call)
     for epoch in epochs:
         trainer.reset_metrics()
-        if run_of is not None:
-            run_of.begins(epoch)
-        callbacks.tell("epoch_begin", epoch, {})
+        if run is not None:
+            run.begin_epoch(epoch)
+        callbacks.notify("epoch_begin", epoch, {})
         progress.start_epoch(epoch, feed.steps)
         steps, values = run_epoch(
             "train",
@@ -160,69 +163,69 @@ def fit(
             feed,
             callbacks=callbacks,
             progress=progress,
-            group=group,
-            run_of=run_of,
+            steps_per_call=steps_per_call,
+            run=run,
         )
         if steps == 0:
             if epoch == epochs.start:
-                raise no_data("Trainer.fit")
-            progress.note("the data ended; pass a function that makes the generator anew")
+                raise no_data_error("Trainer.fit")
+            progress.note("the generator is exhausted; pass a function that returns a new one")
             break
-        logs = runner.of_epoch(values)
+        logs = runner.epoch_logs(values)
         if validate is not None and validate_at(epoch):
             logs.update({f"val_{name}": value for name, value in validate().items()})
         progress.end_epoch(logs)
-        callbacks.tell("epoch_end", epoch, dict(logs))  # theirs to add to
-        if run_of is not None:
-            run_of.ended()
+        callbacks.notify("epoch_end", epoch, dict(logs))  # a copy: callbacks may add to it
+        if run is not None:
+            run.end_epoch()
         if model.stop_training:
             break
-    callbacks.tell("train_end", logs)
+    callbacks.notify("train_end", logs)
 
 
 def evaluate(
     trainer: Any, runner: Runner, feed: Feed, callbacks: Callbacks, progress: Progress
 ) -> Values:
-    """The loss and metrics over a data set."""
+    """Returns the loss and metrics over a data set."""
     trainer.model.stop_evaluating = False
     trainer.reset_metrics()
-    callbacks.tell("test_begin", {})
+    callbacks.notify("test_begin", {})
     steps, values = run_epoch("test", runner, feed, callbacks=callbacks, progress=progress)
     if steps == 0:
-        raise no_data("Trainer.evaluate")
+        raise no_data_error("Trainer.evaluate")
     logs = dict(values)
-    callbacks.tell("test_end", logs)
+    callbacks.notify("test_end", logs)
     return logs
 
 
 def predict(
     step: Callable[[Any], Any], feed: Feed, callbacks: Callbacks, progress: Progress
 ) -> list[Any]:
-    """The outputs of every batch, on the device."""
+    """Returns the outputs of every batch, on the device."""
     outputs = []
     progress.model.stop_predicting = False
-    callbacks.tell("predict_begin", {})
+    stop = StopFlag.of(progress.model, "predict")
+    callbacks.notify("predict_begin", {})
     progress.start_epoch(0, feed.steps)
-    for count, (x, _, _) in enumerate(all_of(feed.epoch(1))):
+    for count, (x, _, _) in enumerate(iterate_batches(feed.epoch(1))):
         callbacks.batch_begin("predict", count)
         outputs.append(step(x))
         callbacks.batch_end("predict", count, {"outputs": outputs[-1]})
         progress.step(count + 1, Logs)
-        if vars(progress.model).get("stop_predicting"):
+        if stop.is_set():
             break
     if not outputs:
-        raise no_data("Trainer.predict")
-    callbacks.tell("predict_end", {})
+        raise no_data_error("Trainer.predict")
+    callbacks.notify("predict_end", {})
     return outputs
 
 
-def no_data(function: str) -> ArgumentError:
-    """A source of batches that has none."""
+def no_data_error(function: str) -> ArgumentError:
+    """The error for a source that yields no batch."""
     return ArgumentError(
         function,
         "x",
         "data that yields at least one batch",
         "data that yields nothing",
-        "if it is a generator, it may be used up already: make a new one, or pass a function that "
-        "returns one",
+        "a generator may be exhausted already: make a new one, or pass a function that returns one",
     )

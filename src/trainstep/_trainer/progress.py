@@ -1,7 +1,6 @@
-"""What a run shows of itself: a bar in a terminal or notebook, a line per epoch in a log file.
+"""Progress display: a bar in a terminal or notebook, a line per epoch in a log file.
 
-Nothing is drawn more often than an eye can follow, and values are read from the device only when
-they are drawn.
+The bar is redrawn at most ten times a second, and values are read from the device only then.
 """
 
 from __future__ import annotations
@@ -12,32 +11,33 @@ from typing import Any
 
 from trainstep._common.errors import ArgumentError
 
-_INTERVAL = 0.1  # seconds between two drawings
+_INTERVAL = 0.1  # seconds between two redraws
 
 
 class Progress:
-    """Shows nothing.
+    """The interface of a progress display; this one shows nothing.
 
     Attributes:
-        live: Whether it wants to hear of steps.
+        shows_steps: Whether the loop must call `step`.
+        model: The model.
     """
 
-    live = False
+    shows_steps = False
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     def start_epoch(self, epoch: int, steps: int | None) -> None:
-        """An epoch begins."""
+        """Starts the display of an epoch."""
 
     def step(self, step: int, logs: Callable[[], dict[str, Any]]) -> None:
-        """So many steps of the epoch are done."""
+        """Reports the number of steps that are done in this epoch."""
 
     def end_epoch(self, logs: dict[str, Any]) -> None:
-        """The epoch is over."""
+        """Ends the display of an epoch with its values."""
 
     def note(self, text: str) -> None:
-        """Something that a person should know."""
+        """Prints a remark for the user."""
 
     def __enter__(self) -> Progress:
         return self
@@ -46,16 +46,16 @@ class Progress:
 
 
 class Bar(Progress):
-    """Shows a bar, or lines where there is no terminal.
+    """Shows a bar, or a line per epoch where there is no terminal.
 
     Args:
-        model: The model that is trained.
-        epochs: How many epochs there are in all; 1 for an evaluation.
-        retraces: Gives how often a step was traced again so far, and why the last time.
-        lines: Whether to print a line per epoch even on a terminal.
+        model: The model.
+        epochs: The total number of epochs; 1 for an evaluation.
+        retraces: Returns the number of retraces so far and the reason of the last one.
+        lines: Whether to print lines even on a terminal.
     """
 
-    live = True
+    shows_steps = True
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Bar(Progress):
         *,
         lines: bool = False,
     ) -> None:
-        from rich.console import Console
+        from rich.console import Console  # imported late: a run without a display does not need it
 
         super().__init__(model)
         self._console = Console()
-        self._live_allowed = (self._console.is_terminal or self._console.is_jupyter) and not lines
+        self._has_bar = (self._console.is_terminal or self._console.is_jupyter) and not lines
         self._epochs = epochs
         self._retraces = retraces
         self._before = retraces()[0]
@@ -80,7 +80,7 @@ class Bar(Progress):
         self._epoch, self._steps = epoch + 1, steps
         self._started, self._done = time.perf_counter(), 0
         self._next = self._started + _INTERVAL
-        if self._live_allowed:
+        if self._has_bar:
             self._open()
 
     def _open(self) -> None:
@@ -111,8 +111,11 @@ class Bar(Progress):
 
     def _state(self, logs: dict[str, Any]) -> str:
         elapsed = time.perf_counter() - self._started
-        parts = [f"{self._done}/{self._steps or '?'}", _duration(elapsed / max(self._done, 1))]
-        parts += [f"{name} {_number(value)}" for name, value in logs.items()]
+        parts = [
+            f"{self._done}/{self._steps or '?'}",
+            _format_duration(elapsed / max(self._done, 1)),
+        ]
+        parts += [f"{name} {_format_number(value)}" for name, value in logs.items()]
         count, reason = self._retraces()
         return "  ".join([*parts, reason] if count > self._before else parts)
 
@@ -134,10 +137,10 @@ class Bar(Progress):
         self._close()
 
 
-def shown(
+def make_progress(
     progress: bool | str, model: Any, epochs: int, retraces: Callable[[], tuple[int, str]]
 ) -> Progress:
-    """What a user asked to see."""
+    """Returns the display that the user chose."""
     if progress not in (True, False, "lines"):
         raise ArgumentError(
             "Trainer", "progress", "True, False or 'lines'", repr(progress), "pass one of them"
@@ -147,13 +150,13 @@ def shown(
     return Bar(model, epochs, retraces, lines=progress == "lines")
 
 
-def _number(value: Any) -> str:
+def _format_number(value: Any) -> str:
     if not isinstance(value, float):
         return str(value).replace("\n", "")
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 1:
             return f"{seconds * factor:.1f} {unit}/step"

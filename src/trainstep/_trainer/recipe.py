@@ -1,9 +1,9 @@
-"""What a model is trained with: its optimizer, loss and metrics, and the values that may change.
+"""`Recipe`: the optimizer, loss and metrics of a trainer, and the values that may change.
 
-A recipe is made by `model.compile`, so it takes all that Keras takes, and is then the trainer's
-own: two trainers may train one model, each with its own. While a step of a trainer is traced, and
-while callbacks run, the recipe is lent to the model, whose `compute_loss` and `compute_metrics`
-look there.
+`model.compile` makes a recipe, so it accepts everything that Keras accepts. The recipe then belongs
+to the trainer: two trainers may train one model, each with its own recipe. While a step is traced
+and while callbacks run, the recipe is installed on the model, because `compute_loss` and
+`compute_metrics` read it from there.
 """
 
 from __future__ import annotations
@@ -22,20 +22,29 @@ from trainstep._data.batch_checks import check_positive
 from trainstep._function.inside.gradients import clip_by_global_norm
 from trainstep._state.optimizer_slots import innermost
 from trainstep._state.scopes import current_scope
-from trainstep._trainer.metric_reset import Starting
+from trainstep._trainer.metric_reset import MetricReset
 
-# One recipe at a time is lent, so that each is given back to what was there before.
-_lending = threading.RLock()
-_PARTS = ("optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker", "loss", "compiled")
+# Two threads may train one model. One recipe at a time is installed, so that each block restores
+# the attributes that it replaced.
+_install_lock = threading.RLock()
+_ATTRIBUTES = (
+    "optimizer",
+    "_compile_loss",
+    "_compile_metrics",
+    "_loss_tracker",
+    "loss",
+    "compiled",
+)
 
 
 class Recipe:
-    """The compiled state of a model, with knobs.
+    """The compiled state of a model, with values that a user may change between steps.
 
     Attributes:
-        fresh: A variable: whether metrics start anew at every batch, or run on.
+        reset_each_batch: A bool variable: whether every step resets the metrics first, or they
+            accumulate over batches.
         clip_norm: A variable with the limit of the gradients' global norm, or None.
-        loss_weights: Variables, in the structure of the weights that were given, or None.
+        loss_weights: Variables in the structure of the user's weights, or None.
     """
 
     def __init__(
@@ -63,123 +72,132 @@ class Recipe:
                 "pass `optimizer=` and `loss=`, or call `model.compile` first",
             )
         if accumulate > 1:
-            _accumulate(innermost(model.optimizer), accumulate)
-        self._parts = {name: getattr(model, name, None) for name in _PARTS}
-        self.fresh = keras.Variable(True, dtype="bool", trainable=False, name="fresh")
-        self._flags: dict[bool, Any] = {}  # tensors, which take less time to assign than numbers
-        self._starting = Starting()
-        self.clip_norm: Any = None if clip_norm is None else _value(clip_norm, "clip_norm")
-        self.loss_weights = _weights(model._compile_loss)
+            _set_accumulation(innermost(model.optimizer), accumulate)
+        self._attributes = {name: getattr(model, name, None) for name in _ATTRIBUTES}
+        self.reset_each_batch = keras.Variable(
+            True, dtype="bool", trainable=False, name="reset_each_batch"
+        )
+        self._bool_tensors: dict[bool, Any] = {}  # faster to assign than Python bools
+        self._metric_reset = MetricReset()
+        self.clip_norm: Any = (
+            None if clip_norm is None else _scalar_variable(clip_norm, "clip_norm")
+        )
+        self.loss_weights = _loss_weight_variables(model._compile_loss)
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer; a loss-scaling one around it if the model's policy asks for it."""
-        return self._parts["optimizer"]
+        """The optimizer, wrapped in a loss-scaling one if the dtype policy needs it."""
+        return self._attributes["optimizer"]
 
     @property
     def tracker(self) -> Any:
-        """The metric of the loss; each compilation of a model makes its own."""
-        return self._parts["_loss_tracker"]
+        """The metric of the loss; each compilation of a model makes a new one."""
+        return self._attributes["_loss_tracker"]
 
     @property
     def takes_targets(self) -> bool:
-        """Whether there is a loss of targets, besides those that layers add."""
-        return self._parts["_compile_loss"] is not None
+        """Whether the loss needs targets; False if layers add the only losses."""
+        return self._attributes["_compile_loss"] is not None
 
     @property
     def loss(self) -> Any:
-        """The loss as it was given: one, or a structure of them; None if there is none."""
-        compiled = self._parts["_compile_loss"]
+        """The loss in the form that the user passed; None if there is none."""
+        compiled = self._attributes["_compile_loss"]
         return None if compiled is None else compiled._user_loss
 
     @property
     def losses(self) -> int | None:
-        """How many outputs have a loss of their own; None if one loss is for all."""
+        """The number of outputs that have their own loss; None if one loss is for all."""
         given = self.loss
         if not isinstance(given, (list, tuple, dict)):
             return None
         return sum(each is not None for each in tree.flatten(given))
 
     def used(self) -> list[Any]:
-        """What was given to train with, for those who want to know what a step depends on."""
-        loss, metrics = self._parts["_compile_loss"], self._parts["_compile_metrics"]
+        """Returns the objects that a step uses, for the search for captured values."""
+        loss, metrics = self._attributes["_compile_loss"], self._attributes["_compile_metrics"]
         given = [loss and loss._user_loss]
         if metrics is not None:
             given += [metrics._user_metrics, metrics._user_weighted_metrics]
         return [self.model, self.optimizer, *tree.flatten(given)]
 
-    def unbuilt(self) -> bool:
-        """Whether a loss or metric has yet to see its first batch to know what it is."""
-        parts = (self._parts["_compile_loss"], self._parts["_compile_metrics"])
+    def has_unbuilt(self) -> bool:
+        """Whether a loss or metric still needs its first batch to be built."""
+        parts = (self._attributes["_compile_loss"], self._attributes["_compile_metrics"])
         return any(part is not None and not part.built for part in parts)
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
-        """Lends the recipe to the model."""
+    def installed(self) -> Iterator[None]:
+        """Installs the recipe on the model inside the block."""
         limit, optimizer = self.clip_norm, innermost(self.optimizer)
         clip = {}
-        if limit is not None:  # where Keras clips: unscaled, accumulated gradients
+        if limit is not None:  # Keras clips here too: after unscaling and accumulation
             clip["_clip_gradients"] = lambda grads: clip_by_global_norm(
                 type(optimizer)._clip_gradients(optimizer, grads), limit.value
             )
-        with _lending, _replaced(self.model, self._parts), _replaced(optimizer, clip):
+        with (
+            _install_lock,
+            _temporary_attributes(self.model, self._attributes),
+            _temporary_attributes(optimizer, clip),
+        ):
             yield
 
-    def adopt(self) -> None:
-        """Makes the recipe the model's, as `compile` would: callbacks look there."""
-        vars(self.model).update(self._parts)
+    def install(self) -> None:
+        """Installs the recipe on the model for good, like `compile`: callbacks read it there."""
+        vars(self.model).update(self._attributes)
 
-    def start_metrics(self, fresh: Any, *, compiled: bool) -> None:
-        """Resets metrics where `fresh` (True, False, or a tensor) is true.
+    def reset_metrics_where(self, reset: Any, *, compiled: bool) -> None:
+        """Resets metrics where `reset` is true.
 
         Args:
-            fresh: Whether to.
-            compiled: Those of the recipe, which are built once the outputs are there; or those of
-                the model and its layers, which may be updated before.
+            reset: True, False, or a tensor.
+            compiled: True for the metrics of the recipe, which are built after the outputs are
+                known; False for those of the model and its layers, which a call of the model may
+                update.
         """
-        if fresh is False:
+        if reset is False:
             return
-        loss = self._parts["_compile_loss"]
-        own = [self.tracker, self._parts["_compile_metrics"], *(loss.metrics if loss else ())]
+        loss = self._attributes["_compile_loss"]
+        own = [self.tracker, self._attributes["_compile_metrics"], *(loss.metrics if loss else ())]
         ids = {id(metric) for metric in own}
         for metric in self.model.metrics:
             if (id(metric) in ids) is compiled:
-                _start(metric, fresh)
+                _reset_where(metric, reset)
 
     def reset_metrics(self) -> None:
-        """Sets all metrics to their start, now."""
-        with self.lent():
+        """Resets all metrics now."""
+        with self.installed():
             if current_scope() is None and _engines.current().is_idle():
-                self._starting(self.model)
-            else:  # in a step: it becomes part of it
+                self._metric_reset(self.model)
+            else:  # inside a step, the reset becomes part of it
                 self.model.reset_metrics()
 
     @property
     def scales(self) -> bool:
-        """Whether the optimizer wants the gradients of a loss that it has scaled."""
+        """Whether the optimizer scales the loss, and expects gradients of the scaled loss."""
         optimizer = self.optimizer
         return optimizer is not innermost(optimizer) or bool(optimizer.loss_scale_factor)
 
     def unscaled(self, gradients: list[Any]) -> list[Any]:
-        """Gradients of the loss as it is, of those of the loss that the optimizer scales."""
+        """Converts gradients of the scaled loss to gradients of the loss."""
         if not self.scales:
             return gradients
         scale = self.optimizer.scale_loss(ops.ones(()))
         return [gradient / scale for gradient in gradients]
 
-    def set_fresh(self, fresh: bool) -> None:
-        """Lets metrics start anew at every batch from now on, or run on."""
-        if fresh not in self._flags:
-            self._flags[fresh] = ops.convert_to_tensor(fresh, dtype="bool")
-        self.fresh.assign(self._flags[fresh])
+    def set_reset_each_batch(self, reset: bool) -> None:
+        """Sets whether every step resets the metrics first."""
+        if reset not in self._bool_tensors:
+            self._bool_tensors[reset] = ops.convert_to_tensor(reset, dtype="bool")
+        self.reset_each_batch.assign(self._bool_tensors[reset])
 
     def set_clip_norm(self, limit: float | None) -> None:
-        """Another limit, or none."""
+        """Sets another limit."""
         if self.clip_norm is None or limit is None:
             raise ArgumentError(
                 "Trainer",
                 "clip_norm",
-                "a number, in a Trainer that was made with one",
+                "a number, in a Trainer that has a limit already",
                 f"{limit!r} instead of {self.clip_norm and float(self.clip_norm.value)!r}",
                 "make the Trainer with `clip_norm=float('inf')` to clip nothing at first",
             )
@@ -187,7 +205,7 @@ class Recipe:
         self.clip_norm.assign(limit)
 
     def set_loss_weights(self, weights: Any) -> None:
-        """Other weights, in the structure of the first ones."""
+        """Sets other weights, in the structure of the first ones."""
         try:
             tree.assert_same_structure(self.loss_weights, weights)
         except (TypeError, ValueError) as error:
@@ -203,19 +221,20 @@ class Recipe:
             variable.assign(weight)
 
 
-def _start(metric: Any, fresh: Any) -> None:
+def _reset_where(metric: Any, reset: Any) -> None:
+    """Resets a metric where `reset`, True or a tensor, is true."""
     variables = list({id(v): v for v in metric.variables}.values())
     before = [v.value for v in variables]
     metric.reset_state()
-    if fresh is not True:
+    if reset is not True:
         for variable, value in zip(variables, before, strict=True):
-            variable.assign(ops.where(fresh, variable.value, value))
+            variable.assign(ops.where(reset, variable.value, value))
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
-    """Gives an object other attributes for a while, past what its class makes of setting them."""
-    own = vars(owner)
+def _temporary_attributes(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
+    """Replaces attributes of an object inside the block."""
+    own = vars(owner)  # not `setattr`: Keras would track the values as parts of the object
     before = {name: own[name] for name in attributes if name in own}
     try:
         own.update(attributes)
@@ -226,43 +245,43 @@ def _replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
         own.update(before)
 
 
-def _accumulate(optimizer: Any, steps: int) -> None:
+def _set_accumulation(optimizer: Any, steps: int) -> None:
     if optimizer.gradient_accumulation_steps == steps:
         return
     if optimizer.built:
         raise ArgumentError(
             "Trainer",
             "accumulate",
-            "an optimizer that is not built yet, so that it can make room for the sums",
+            "an optimizer that is not built yet, so that it can add slots for the sums",
             f"{type(optimizer).__name__} with {len(optimizer.variables)} variables",
             f"make the optimizer with gradient_accumulation_steps={steps}",
         )
     optimizer.gradient_accumulation_steps = steps
 
 
-def _weights(loss: Any) -> Any:
-    """Loss weights as variables, put in place of the numbers in Keras's loss."""
+def _loss_weight_variables(loss: Any) -> Any:
+    """Replaces the numbers in Keras's loss by variables, and returns the variables."""
     if loss is None or loss._user_loss_weights is None:
         return None
     if loss.built:
-        made = [_value(one.loss_weights, "loss_weight") for one in loss._flat_losses]
+        made = [_scalar_variable(one.loss_weights, "loss_weight") for one in loss._flat_losses]
         pairs = zip(loss._flat_losses, made, strict=True)
         loss._flat_losses = [one._replace(loss_weights=weight) for one, weight in pairs]
         return made
-    made = tree.map_structure(lambda w: _value(w, "loss_weight"), loss._user_loss_weights)
+    made = tree.map_structure(lambda w: _scalar_variable(w, "loss_weight"), loss._user_loss_weights)
     loss._user_loss_weights = made
     return made
 
 
-def _value(number: Any, name: str) -> Any:
-    """A number that a step reads anew at every call."""
-    if isinstance(number, keras.Variable):  # of an earlier trainer of this model
+def _scalar_variable(number: Any, name: str) -> Any:
+    """Returns a variable, so that every call of a step reads the current number."""
+    if isinstance(number, keras.Variable):  # made by an earlier trainer of this model
         return number
     return keras.Variable(float(number), dtype="float32", trainable=False, name=name)
 
 
 def check_model(model: Any) -> None:
-    """Refuses what cannot be trained by these steps."""
+    """Rejects a model that these steps cannot train."""
     if not isinstance(model, keras.Model):
         raise ArgumentError(
             "Trainer",
@@ -271,18 +290,18 @@ def check_model(model: Any) -> None:
             f"a {type(model).__name__}",
             "wrap layers in a `keras.Sequential`",
         )
-    own = own_steps(model)
-    if own:
+    overridden = overridden_steps(model)
+    if overridden:
         raise ArgumentError(
             "Trainer",
             "model",
             "a model that trains by `compute_loss` and `compute_metrics`",
-            f"{type(model).__name__}, whose `{'`, `'.join(own)}` is its own, for one engine",
+            f"{type(model).__name__}, which overrides `{'`, `'.join(overridden)}`",
             "write that step as a `trainstep.function`, or override `compute_loss` instead",
         )
 
 
-def own_steps(model: Any) -> list[str]:
-    """The steps that a model defines itself, each for one engine."""
+def overridden_steps(model: Any) -> list[str]:
+    """Returns the names of Keras's steps that a model overrides, each for one engine."""
     steps = ("train_step", "test_step", "predict_step")
     return [name for name in steps if getattr(type(model), name) is not getattr(keras.Model, name)]

@@ -1,4 +1,4 @@
-"""`Trainer`: a Keras model, what it is trained with, and its compiled steps."""
+"""`Trainer`: the public class, which joins a model, its recipe and its compiled steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import tree
 
-from trainstep._data.batch_checks import check_positive, class_table
+from trainstep._data.batch_checks import check_positive, class_weight_table
 from trainstep._distribution.strategy import Strategy
 from trainstep._explain.ledger import Events
 from trainstep._function.layout_scope import layout_of
@@ -15,45 +15,47 @@ from trainstep._function.policies import policies
 from trainstep._function.sizes.policy import Shapes, check_dynamic
 from trainstep._function.verify import Verification
 from trainstep._state.scopes import current_scope
-from trainstep._trainer.compiled_steps import Functions, Settings
-from trainstep._trainer.fitting import Fitting
-from trainstep._trainer.inspect import Inspection, report, zeros_for
+from trainstep._trainer.compiled_steps import CompiledSteps, Settings
+from trainstep._trainer.fitting import FitMethods
+from trainstep._trainer.inspect import Inspection, build_report, zeros_for
 from trainstep._trainer.logs import Logs
 from trainstep._trainer.recipe import Recipe, check_model
 from trainstep._trainer.run_fetches import flat_names
 
 
-class Trainer(Fitting):
+class Trainer(FitMethods):
     """Trains a Keras model through compiled steps, the same on every engine.
 
-    Everything that `keras.Model.compile` takes is taken here, and means the same; a model that
-    was compiled with Keras needs nothing more. Between batches anything may change: the learning
-    rate, `loss_weights` and `clip_norm` are values that the next step reads, and a frozen layer
-    costs one trace.
+    A `Trainer` accepts the arguments of `keras.Model.compile` with the same meaning; a model that
+    is compiled already needs none of them. Between batches you may change the learning rate,
+    `loss_weights` and `clip_norm`, which the next step reads, and freeze layers, which costs one
+    retrace.
 
     Args:
         model: A Keras model, built or not.
         optimizer: An optimizer, or its name.
         loss: A loss, its name, or a list or dict of them by output.
-        metrics: Metrics, as `compile` takes them.
+        metrics: Metrics, in any form that `compile` accepts.
         weighted_metrics: Metrics that sample and class weights apply to.
-        loss_weights: Weights of the outputs' losses; may be changed later.
-        clip_norm: Limits the global norm of the gradients that are applied; may be changed later.
-        accumulate: Applies the mean gradient of so many batches.
+        loss_weights: Weights of the outputs' losses; can be changed later.
+        clip_norm: The limit of the global norm of the applied gradients; can be changed later.
+        accumulate: The number of batches whose mean gradient makes one update.
         optimize: See `trainstep.function`.
-        max_traces: The call that needs one more trace of a step raises a `RetraceLimitError`.
-        shapes: What batches of varying size cost; see `Shapes`.
-        dynamic: The axes that vary besides the batch, for example `{"x": 1}` for sequences.
-        check_values: Whether the first batch of each kind is searched for NaN.
-        side_effects: About Python in the model or the loss that runs only while tracing; see
+        max_traces: The maximum number of traces of a step; a call that needs one more raises a
+            `RetraceLimitError`.
+        shapes: The policy for dynamic sizes; see `Shapes`.
+        dynamic: The axes with dynamic sizes besides the batch, for example `{"x": 1}` for
+            sequences.
+        check_values: Whether to search the first batch of each kind for NaN.
+        side_effects: The policy for Python in the model or the loss that runs during tracing only;
+            see `trainstep.function`.
+        captures: The policy for captured values of the model or the loss that have changed; see
             `trainstep.function`.
-        captures: About values that the model or the loss took from around it, and that have
-            changed since; see `trainstep.function`.
-        nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves weights,
-            slots, metrics and seeds as they were, and counts it (`trainer.skipped`); `"raise"`
-            does so and raises a `NonFiniteError`; see `trainstep.function`.
-        strategy: Over which devices the steps are spread; see `Mirrored`. By default that of the
-            `scope` that the trainer is made in, or one device.
+        nan_policy: The policy for a batch whose loss or gradients are not finite: `"skip"` updates
+            no variable and counts the batch (`trainer.skipped`); `"raise"` updates no variable and
+            raises a `NonFiniteError`; see `trainstep.function`.
+        strategy: The devices that compute the steps; see `Mirrored`. By default the strategy of the
+            enclosing `scope`, or one device.
 
     Example:
         >>> import keras, numpy as np, trainstep as ts
@@ -105,7 +107,7 @@ class Trainer(Fitting):
         )
         self._layout = layout = layout_of("Trainer", strategy)
         settings = Settings(optimize, max_traces, check_values, shapes, dynamic, chosen, layout)
-        self._functions = Functions(model, self._recipe, settings)
+        self._functions = CompiledSteps(model, self._recipe, settings)
         self._train = self._functions.step("train").shortcut()
         self._test = self._functions.step("test").shortcut()
         self._predict = self._functions.step("predict")
@@ -119,10 +121,10 @@ class Trainer(Fitting):
         sample_weight: Any = None,
         class_weight: Mapping[int, float] | None = None,
     ) -> Logs:
-        """One step: an update of the weights.
+        """Runs one training step.
 
-        Inside a `trainstep.function`, or a plain `tf.function`, the step becomes part of it, and
-        the values are tensors.
+        Inside a `trainstep.function` or a `tf.function`, the step becomes part of it, and the
+        values are tensors.
 
         Args:
             x: The inputs: an array, or a list or dict of them.
@@ -131,9 +133,10 @@ class Trainer(Fitting):
             class_weight: A weight per class, by its number.
 
         Returns:
-            The loss and metrics of this batch alone, read from the device when you look at them.
+            The loss and metrics of this batch alone; see `Logs`.
         """
-        if class_weight is not None or self._running:  # the rest is here to save a frame
+        # The common case of `_on_batch` is repeated here, which saves a Python frame per batch.
+        if class_weight is not None or self._is_accumulating:
             return self._on_batch(self._train, x, y, sample_weight, class_weight)
         values = self._train((x, y, sample_weight, None))
         return Logs(values) if type(values) is dict else values
@@ -145,22 +148,22 @@ class Trainer(Fitting):
         sample_weight: Any = None,
         class_weight: Mapping[int, float] | None = None,
     ) -> Logs:
-        """The loss and metrics of a batch, nothing trained; see `train_on_batch`."""
-        if class_weight is not None or self._running:
+        """Returns the loss and metrics of a batch without training; see `train_on_batch`."""
+        if class_weight is not None or self._is_accumulating:
             return self._on_batch(self._test, x, y, sample_weight, class_weight)
         values = self._test((x, y, sample_weight, None))
         return Logs(values) if type(values) is dict else values
 
     def predict_on_batch(self, x: Any) -> Any:
-        """The outputs for a batch, as tensors of the engine, without waiting for them."""
+        """Returns the outputs for a batch as tensors of the engine, without waiting for them."""
         return self._predict(x)
 
     def _on_batch(
         self, step: Callable[[Any], Any], x: Any, y: Any, weights: Any, classes: Any
     ) -> Logs:
-        batch = (x, y, weights, class_table(classes, weights))
-        if self._running and current_scope() is None:  # in a callback, say
-            with self._metrics_running(False):
+        batch = (x, y, weights, class_weight_table(classes, weights))
+        if self._is_accumulating and current_scope() is None:  # called by a callback of `fit`
+            with self._metrics_accumulate(False):
                 return Logs(step(batch))
         values = step(batch)
         return Logs(values) if type(values) is dict else values
@@ -176,7 +179,7 @@ class Trainer(Fitting):
         update: bool = False,
         training: bool = True,
     ) -> Any:
-        """Any named values of the step, computed by a program that computes no more.
+        """Computes named values of the step, and nothing else.
 
         Names are `"loss"`, `"outputs"`, `"metrics"`, `"gradients"`, `"gradient_norm"`,
         `"activations"` and `"updates"`; `"gradients/<variable path>"`, `"updates/<variable
@@ -188,13 +191,13 @@ class Trainer(Fitting):
             y: The targets; not needed for outputs and activations.
             sample_weight: A weight per sample.
             class_weight: A weight per class, by its number.
-            update: Whether the step also trains. If not, everything stays as it is: weights,
-                statistics, seeds, metrics.
+            update: Whether the step also trains. If not, no variable changes: weights, statistics,
+                seeds and metrics stay as they are.
             training: Whether layers run as in training (dropout, batch statistics).
 
         Returns:
-            The values, as tensors, in the structure of `fetches`. Those of several variables or
-            layers are dicts.
+            The values, as tensors, in the structure of `fetches`. A name that covers several
+            variables or layers returns a dict.
 
         Example:
             >>> import keras, numpy as np, trainstep as ts
@@ -207,7 +210,7 @@ class Trainer(Fitting):
         """
         names = flat_names(fetches, self.model)
         step = self._functions.fetch(names, update=update, training=training)
-        classes = class_table(class_weight, sample_weight)
+        classes = class_weight_table(class_weight, sample_weight)
         values = step(x, y, sample_weight, classes)
         return tree.pack_sequence_as(fetches, values) if not isinstance(fetches, str) else values[0]
 
@@ -218,9 +221,9 @@ class Trainer(Fitting):
         sample_weight: Any = None,
         class_weight: Mapping[int, float] | None = None,
     ) -> Verification:
-        """Compares the train step for sizes that vary with the exact one, on one batch.
+        """Compares the train step for dynamic sizes with the exact one, on one batch.
 
-        Nothing is trained; see `Function.verify`.
+        It changes no variable; see `Function.verify`.
 
         Example:
             >>> import keras, numpy as np, trainstep as ts
@@ -229,7 +232,7 @@ class Trainer(Fitting):
             >>> trainer.verify(np.ones((5, 2)), np.ones((5, 1))).exact
             True
         """
-        classes = class_table(class_weight, sample_weight)
+        classes = class_weight_table(class_weight, sample_weight)
         return self._functions.step("train").verify(x, y, sample_weight, classes)
 
     def inspect(
@@ -239,10 +242,10 @@ class Trainer(Fitting):
         sample_weight: Any = None,
         class_weight: Mapping[int, float] | None = None,
     ) -> Inspection:
-        """Looks at one batch, layer by layer, without touching the model.
+        """Reports on one batch, layer by layer, without changing the model.
 
-        Shows the ranges and norms of activations, of the gradients by them and by weights, dead
-        units, and the first place where a NaN or an infinity arises.
+        The report has the ranges and norms of activations and gradients, the share of dead units,
+        and the first place where a NaN or an infinity arises.
 
         Example:
             >>> import keras, numpy as np, trainstep as ts
@@ -251,20 +254,24 @@ class Trainer(Fitting):
             >>> trainer.inspect([[1.0, float("nan")]], [[0.0]]).first_bad
             'the input `x`: 1 .. 1, 1 NaN'
         """
-        classes = class_table(class_weight, sample_weight)
-        inspector, look, look_back = self._functions.inspector()
-        found = look(x, y, sample_weight, classes)
-        by_activation = look_back(zeros_for(found["calls"]), x, y, sample_weight, classes)
-        return report(self.model, inspector.layers, found, by_activation, (x, y, sample_weight))
+        classes = class_weight_table(class_weight, sample_weight)
+        inspector, forward_and_backward, gradients_by_activation = self._functions.inspector()
+        found = forward_and_backward(x, y, sample_weight, classes)
+        activation_gradients = gradients_by_activation(
+            zeros_for(found["calls"]), x, y, sample_weight, classes
+        )
+        return build_report(
+            self.model, inspector.layers, found, activation_gradients, (x, y, sample_weight)
+        )
 
     def _captured_objects(self) -> list[Any]:
         return self._recipe.used()
 
     def is_of_this_compilation(self) -> bool:
-        """Whether the model was not compiled again since."""
+        """Whether this trainer still belongs to the current compilation of the model."""
         return self._recipe.tracker is self.model._loss_tracker
 
-    # What may be looked at and changed --------------------------------------------------------
+    # Settings and counters --------------------------------------------------------------------
 
     @property
     def optimizer(self) -> Any:
@@ -273,12 +280,12 @@ class Trainer(Fitting):
 
     @property
     def metrics(self) -> list[Any]:
-        """The metrics, that of the loss first."""
-        with self._recipe.lent():
+        """The metrics; the loss tracker is the first."""
+        with self._recipe.installed():
             return list(self.model.metrics)
 
     def reset_metrics(self) -> None:
-        """Sets all metrics to their start."""
+        """Resets all metrics."""
         self._recipe.reset_metrics()
 
     @property
@@ -303,17 +310,17 @@ class Trainer(Fitting):
 
     @property
     def skipped(self) -> int:
-        """How many batches left everything as it was, their numbers not finite; `nan_policy`."""
+        """The number of batches that were skipped as not finite; see `nan_policy`."""
         return self._functions.skipped()
 
     @property
     def ledger(self) -> Events:
-        """Every trace of this trainer's steps, and why it was made."""
+        """Every trace of this trainer's steps, with its reason."""
         return self._functions.ledger()
 
     @property
     def trace_count(self) -> int:
-        """How often steps of this trainer were traced."""
+        """The number of traces of this trainer's steps."""
         return self.ledger.traces
 
     def __repr__(self) -> str:

@@ -1,7 +1,12 @@
 """The step as a graph: placeholders, expressions, operations, and a session that runs any of them.
 
-`session.run([train, loss], feed_dict={x: batch, y: labels})` computes what is asked for, and no
-more, compiled once for each set of fetches.
+Fetches and feed values enter: symbolic tensors and operations that the user built from this module,
+`keras.ops` and layers, or from `of(trainer)`. NumPy values leave, computed by one `Function` for
+each set of fetches. This room may import `_trainer` and the rooms below it, and neither `_doctor`
+nor an engine's library.
+
+`session.run([train, loss], feed_dict={x: batch, y: labels})` computes its fetches and nothing else,
+and compiles each set of fetches once.
 """
 
 from trainstep.graph import train as train

@@ -1,4 +1,4 @@
-"""Tensors that are made of others by us: `identity`, `shape`, and a Python function as a node."""
+"""Nodes of this module with inputs: `identity`, `shape`, and `call` of a Python function."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import keras
 from keras import ops
 
 from trainstep._common.errors import ArgumentError
-from trainstep.graph._tensors import Made, Tensor
+from trainstep.graph._tensors import NodeOperation, Tensor
 from trainstep.graph._variables import as_tensor
 
 
-class Identity(Made):
-    """A tensor again, under a name."""
+class Identity(NodeOperation):
+    """Returns its input, under a name."""
 
     kind = "identity"
 
@@ -23,9 +23,9 @@ class Identity(Made):
 
 
 def identity(tensor: Any, name: str | None = None) -> Tensor:
-    """The same tensor under a name, by which it can be fetched.
+    """Gives a tensor a name, usable in fetches and feeds.
 
-    Inside `control_dependencies`, a variable is read after those operations.
+    Inside `control_dependencies`, a variable is read after the operations of the block.
 
     Example:
         >>> from trainstep import graph
@@ -34,13 +34,13 @@ def identity(tensor: Any, name: str | None = None) -> Tensor:
         3.0
     """
     tensor = as_tensor(tensor, "graph.identity", "tensor")
-    (made,) = Identity().give((tensor,), [tensor], name)
+    (made,) = Identity().make_outputs((tensor,), [tensor], name)
     return made  # type: ignore[no-any-return]
 
 
-class _Shape(Made):
+class _Shape(NodeOperation):
     kind = "shape"
-    is_fresh = True
+    is_unaliased = True
 
     def call(self, x: Any) -> Any:
         found = [ops.convert_to_tensor(size, "int32") for size in ops.shape(x)]
@@ -48,7 +48,7 @@ class _Shape(Made):
 
 
 def shape(tensor: Any, name: str | None = None) -> Tensor:
-    """The sizes of a tensor at a run, also of axes that were declared as None.
+    """Makes a tensor of the sizes that another tensor has in a run, also for axes of size None.
 
     Example:
         >>> import keras
@@ -60,19 +60,21 @@ def shape(tensor: Any, name: str | None = None) -> Tensor:
         [2.0, 2.0, 2.0]
     """
     tensor = as_tensor(tensor, "graph.shape", "tensor")
-    (made,) = _Shape().give((tensor,), [keras.KerasTensor((len(tensor.shape),), "int32")], name)
+    (made,) = _Shape().make_outputs(
+        (tensor,), [keras.KerasTensor((len(tensor.shape),), "int32")], name
+    )
     return made  # type: ignore[no-any-return]
 
 
-class Call(Made):
-    """A Python function of tensors."""
+class Call(NodeOperation):
+    """Calls a Python function of tensors."""
 
     kind = "call"
     is_opaque = True
 
-    def __init__(self, fn: Callable[..., Any], *, is_fresh: bool) -> None:
+    def __init__(self, fn: Callable[..., Any], *, is_unaliased: bool) -> None:
         super().__init__()
-        self.fn, self.is_fresh = fn, is_fresh
+        self.fn, self.is_unaliased = fn, is_unaliased
         self.kind = getattr(fn, "__name__", type(fn).__name__).strip("<>_")
 
     def call(self, *args: Any) -> Any:
@@ -83,18 +85,18 @@ class Call(Made):
 
 
 def call(fn: Callable[..., Any], *args: Any, name: str | None = None) -> Any:
-    """A Python function of tensors as a part of the graph.
+    """Adds a call of a Python function to the graph.
 
-    It is for what has no symbolic form in Keras: loss objects, `keras.random`, a function of
-    one's own. The function is traced into the step, and may read and write Keras variables.
+    Use it for calls without a symbolic form in Keras: loss objects, `keras.random`, your own
+    functions. The step traces the function, which may read and write Keras variables.
 
     Args:
-        fn: A function of tensors that returns a tensor or a structure of them.
-        *args: Its arguments: symbolic tensors, variables, and anything else as it is.
-        name: The name of its result, if it is one tensor.
+        fn: A function of tensors that returns a tensor or a structure of tensors.
+        *args: Its arguments: symbolic tensors, variables, and any other values.
+        name: The name of its result, if the result is one tensor.
 
     Returns:
-        What the function returns, with symbolic tensors in it.
+        The result of the function, as symbolic tensors.
 
     Example:
         >>> import keras
@@ -104,20 +106,20 @@ def call(fn: Callable[..., Any], *args: Any, name: str | None = None) -> Any:
         >>> float(graph.Session().run(loss, {x: [[1.0, 2.0]]}))
         1.0
     """
-    return called(fn, args, name)
+    return call_node(fn, args, name)
 
 
-def called(
-    fn: Callable[..., Any], args: Sequence[Any], name: str | None, *, is_fresh: bool = False
+def call_node(
+    fn: Callable[..., Any], args: Sequence[Any], name: str | None, *, is_unaliased: bool = False
 ) -> Any:
-    """The same; `is_fresh` tells that results share no memory with what the function takes."""
-    operation = Call(fn, is_fresh=is_fresh)
+    """Same as `call`; `is_unaliased`: the results share no memory with the arguments."""
+    operation = Call(fn, is_unaliased=is_unaliased)
     if not any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(list(args))):
         raise ArgumentError(
             "graph.call",
             "args",
             "a tensor of the graph among the arguments",
-            "none",
+            "no tensor",
             "wrap a value in `graph.constant`, or a variable in `graph.read`",
         )
     try:
@@ -126,19 +128,19 @@ def called(
         raise ArgumentError(
             "graph.call",
             "fn",
-            "a function that can be run on tensors without values",
+            "a function that runs on symbolic tensors",
             f"{operation.kind}, which raised {type(error).__name__}: {_first_line(error)}",
-            "pass all tensors as arguments, or write `graph.cond` or `graph.while_loop`, whose "
-            "functions may take them from around them; choose with `keras.ops.where` or "
-            "`keras.ops.cond`, not with `if`; `graph.shape` has sizes that are declared as None",
+            "pass all tensors as arguments, or use `graph.cond` or `graph.while_loop`, whose "
+            "functions may capture tensors; branch with `keras.ops.where` or `keras.ops.cond`, not "
+            "with `if`; `graph.shape` has the sizes of axes that are None",
         ) from error
     flat = keras.tree.flatten(spec)
-    made = operation.give(args, flat, name)
+    made = operation.make_outputs(args, flat, name)
     return keras.tree.pack_sequence_as(spec, made)
 
 
 def _first_line(error: Exception) -> str:
-    """What went wrong, without what Keras says around it."""
+    """The first line of the inner error, without the text that Keras adds."""
     _, _, inner = str(error).rpartition("Error encountered:")
     lines = [line for line in inner.splitlines() if line.strip()]
     return lines[0].strip() if lines else ""

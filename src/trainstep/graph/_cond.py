@@ -1,4 +1,4 @@
-"""`cond`: one of two functions, which may take tensors from around them."""
+"""`cond`: runs one of two functions, which may capture tensors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from keras import ops, tree
 
 from trainstep._common.errors import ArgumentError
 from trainstep._state import scopes
-from trainstep.graph._cond_operations import Choice
-from trainstep.graph._function_bodies import Body, Holding, distinct, written
-from trainstep.graph._tensors import describe, sizes
+from trainstep.graph._cond_operations import ConditionalOperation
+from trainstep.graph._function_bodies import Body, OperationWithBodies, build_body, distinct
+from trainstep.graph._tensors import describe, spec_text
 from trainstep.graph._variables import as_tensor
 
 _FUNCTION = "graph.cond"
 
 
-class _Branches(Holding):
+class _CondNode(OperationWithBodies):
     kind = "cond"
 
     def __init__(self, true: Body, false: Body, inputs: Sequence[Any]) -> None:
@@ -46,14 +46,14 @@ class _Branches(Holding):
             raise ArgumentError(
                 _FUNCTION,
                 "true_fn, false_fn",
-                "the same shapes of both at a run, also where axes are declared as None",
+                "the same shapes from both in a run, also for axes that are None",
                 " and ".join(shapes[-2:]),
-                "pad or cut them to the same sizes",
+                "pad or slice them to the same sizes",
             ) from error
 
 
 def _side_by_side() -> Sequence[tuple[Any, int]]:
-    """The branches around this one that are computed whether they are taken or not."""
+    """The enclosing branches that are computed whether or not they are selected."""
     recorder = scopes.active()
     return () if recorder is None else recorder.branches
 
@@ -62,16 +62,16 @@ def _run(body: Body, values: dict[int, Any], depth: int) -> list[Any]:
     around = _side_by_side()
     if len(around) == depth:
         return body.run(values)
-    # Both branches are computed. Gradients of the one that is not taken are zeros times its
-    # slopes, which is no number if a slope is infinite: they are stopped where it begins.
-    taken = ops.equal(*around[-1])
+    # Both branches are computed. The gradient of the unselected one is zero times its slopes, which
+    # is NaN if a slope is infinite: `stop_gradient` on its inputs prevents that.
+    is_selected = ops.equal(*around[-1])
 
     def stopped(value: Any) -> Any:
         is_float = "float" in keras.backend.standardize_dtype(value.dtype)
-        return ops.where(taken, value, ops.stop_gradient(value)) if is_float else value
+        return ops.where(is_selected, value, ops.stop_gradient(value)) if is_float else value
 
     scope = scopes.current_scope()
-    with scopes.Branch(lambda variable, value: stopped(value), scope.place) as inside:
+    with scopes.Branch(lambda variable, value: stopped(value), scope.current_graph) as inside:
         found = body.run({key: stopped(value) for key, value in values.items()})
     inside.give_back(inside.new_values())
     return found
@@ -80,22 +80,24 @@ def _run(body: Body, values: dict[int, Any], depth: int) -> list[Any]:
 def cond(
     pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None
 ) -> Any:
-    """What one of two functions returns, as a boolean tensor tells at every run.
+    """Selects the result of one of two functions by a boolean tensor, at every run.
 
-    The functions take no arguments, and may use any tensors and variables of the graph. What they
-    write is computed only if it is their turn; on torch, and for a branch that updates variables
-    or draws random numbers, both are computed, and one is taken with what it updates.
+    The functions have no parameters, and may use any tensors and variables of the graph. A run
+    computes only the selected branch. On torch, and if a branch updates variables or draws random
+    numbers, a run computes both branches and keeps the result and updates of the selected one.
 
-    They may return operations that they make, instead of tensors: the result is an operation.
+    The functions may return operations that they make, instead of tensors: the result is then an
+    operation.
 
     Args:
         pred: A boolean tensor without axes.
-        true_fn: A function that returns a tensor, a structure of them, or operations.
-        false_fn: Another, for the same structure, shapes and dtypes; `graph.no_op` does nothing.
+        true_fn: A function that returns a tensor, a structure of tensors, or operations.
+        false_fn: A function that returns the same structure, shapes and dtypes; `graph.no_op`
+            updates nothing.
         name: The name of the result, if it is one tensor or an operation.
 
     Returns:
-        What both functions return, with symbolic tensors in it; or an `Operation`.
+        The common structure of both results, as symbolic tensors; or an `Operation`.
 
     Example:
         >>> from trainstep import graph
@@ -111,64 +113,64 @@ def cond(
         7.0
     """
     pred = predicate(pred, _FUNCTION, "pred")
-    true = written(true_fn, (), _FUNCTION, "true_fn", updates=True)
-    false = written(false_fn, (), _FUNCTION, "false_fn", updates=True)
+    true = build_body(true_fn, (), _FUNCTION, "true_fn", updates=True)
+    false = build_body(false_fn, (), _FUNCTION, "false_fn", updates=True)
     inputs = distinct([*true.inputs, *false.inputs])
     if (true.operations is None) != (false.operations is None):
-        raise _differ(true, false)
+        raise _branches_differ(true, false)
     if true.operations or false.operations:
-        return Choice(name, pred, [true, false], inputs)
-    specs = _merged(true, false)
-    made = _Branches(true, false, inputs).give((pred, inputs), specs, name)
+        return ConditionalOperation(name, pred, [true, false], inputs)
+    specs = _merged_specs(true, false)
+    made = _CondNode(true, false, inputs).make_outputs((pred, inputs), specs, name)
     return tree.pack_sequence_as(true.returned, made)
 
 
-def predicate(value: Any, function: str, argument: str, told: str = "") -> Any:
-    """A boolean tensor without axes.
+def predicate(value: Any, function: str, argument: str, prefix: str = "") -> Any:
+    """Converts a value to a boolean tensor without axes, or rejects it.
 
     Args:
-        value: What should be one.
-        function: Of which function it is an argument, for messages.
-        argument: And which one.
-        told: What the argument does with it, if it is a function.
+        value: The value.
+        function: The public function that received the value, for messages.
+        argument: The name of the argument.
+        prefix: The start of the expectation, for an argument that is a function.
     """
     tensor = as_tensor(value, function, argument)
     if tensor.dtype != "bool" or len(tensor.shape):
         raise ArgumentError(
             function,
             argument,
-            f"{told}a boolean tensor without axes",
+            f"{prefix}a boolean tensor without axes",
             describe(tensor),
-            "compare: `x > 0.0`; reduce several with `keras.ops.any` or `keras.ops.all`",
+            "use a comparison: `x > 0.0`; reduce an array with `keras.ops.any` or `keras.ops.all`",
         )
     return tensor
 
 
-def _merged(true: Body, false: Body) -> list[Any]:
-    """The specs of what both branches return."""
+def _merged_specs(true: Body, false: Body) -> list[Any]:
+    """The common specs of the outputs of both branches."""
     try:
         tree.assert_same_structure(true.returned, false.returned)
     except (TypeError, ValueError):
-        raise _differ(true, false) from None
+        raise _branches_differ(true, false) from None
     if not true.outputs:
         raise ArgumentError(
             _FUNCTION,
             "true_fn",
-            "a function that returns a tensor, a structure of them, or an operation",
-            f"one that returns {true.returned!r}",
+            "a function that returns a tensor, a structure of tensors, or an operation",
+            f"a function that returns {true.returned!r}",
             "return a tensor",
         )
     specs = []
     for ours, theirs in zip(true.outputs, false.outputs, strict=True):
         shape = merged_shape(ours.shape, theirs.shape)
         if shape is None or ours.dtype != theirs.dtype:
-            raise _differ(true, false)
+            raise _branches_differ(true, false)
         specs.append(keras.KerasTensor(shape, ours.dtype))
     return specs
 
 
 def merged_shape(ours: Any, theirs: Any) -> tuple[int | None, ...] | None:
-    """The shape of two tensors of which one is taken; None if they do not fit."""
+    """Returns the common shape of two tensors; None if their shapes conflict."""
     if len(ours) != len(theirs):
         return None
     pairs = list(zip(ours, theirs, strict=True))
@@ -177,19 +179,19 @@ def merged_shape(ours: Any, theirs: Any) -> tuple[int | None, ...] | None:
     return tuple(None if None in pair else pair[0] for pair in pairs)
 
 
-def shown(returned: Any) -> str:
-    """A structure of tensors or operations, for messages."""
+def structure_text(returned: Any) -> str:
+    """Describes a structure of tensors or operations in an error message."""
     found = tree.map_structure(
-        lambda each: sizes(each) if isinstance(each, keras.KerasTensor) else str(each), returned
+        lambda each: spec_text(each) if isinstance(each, keras.KerasTensor) else str(each), returned
     )
     return str(found).replace("'", "")
 
 
-def _differ(true: Body, false: Body) -> ArgumentError:
+def _branches_differ(true: Body, false: Body) -> ArgumentError:
     return ArgumentError(
         _FUNCTION,
         "false_fn",
-        f"what `true_fn` returns: {shown(true.returned)}",
-        shown(false.returned),
-        "let both return the same structure, shapes and dtypes; cast with `keras.ops.cast`",
+        f"the same as `true_fn` returns: {structure_text(true.returned)}",
+        structure_text(false.returned),
+        "return the same structure, shapes and dtypes from both; cast with `keras.ops.cast`",
     )

@@ -1,4 +1,4 @@
-"""An operation that is one of two: what `cond` makes of functions that return operations."""
+"""The result of `cond` for functions that return operations."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from keras import ops
 
-from trainstep.graph._function_bodies import Body, distinct, used_by
+from trainstep.graph._function_bodies import Body, distinct, user_objects
 from trainstep.graph._operations import Operation
 
 
-class Choice(Operation):
-    """The operations of one of two branches."""
+class ConditionalOperation(Operation):
+    """Performs the operations of one of two branches."""
 
     kind = "cond"
 
@@ -33,10 +33,13 @@ class Choice(Operation):
             left = iter(body.run(known))
             for operation in body.operations or ():
                 operation.perform([next(left) for _ in operation.inputs])
-            return ops.zeros((), "int32")  # a branch returns something
+            return ops.zeros((), "int32")  # Keras needs an output from each branch
 
         ops.cond(pred, *(partial(branch, body) for body in self._bodies))
 
     def uses(self) -> list[Any]:
         nodes = [node for body in self._bodies for node in body.nodes]
-        return [*used_by(nodes), *(each for operation in self._own for each in operation.uses())]
+        return [
+            *user_objects(nodes),
+            *(each for operation in self._own for each in operation.uses()),
+        ]

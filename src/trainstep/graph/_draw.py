@@ -1,4 +1,4 @@
-"""`draw`: what a set of fetches would compute, as text and as a picture."""
+"""`draw`: the computation of a set of fetches, as text and as a picture."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from trainstep._common.errors import ArgumentError
 from trainstep._common.structure import leaves
 from trainstep.graph._graph import Graph, get_default_graph
 from trainstep.graph._operations import Operation
-from trainstep.graph._plan import resolved
+from trainstep.graph._plan import resolve
 from trainstep.graph._run_order import steps_of
 from trainstep.graph._svg import picture
-from trainstep.graph._tensors import Made, label, sizes
+from trainstep.graph._tensors import NodeOperation, label, spec_text
 from trainstep.graph._traverse import needed
 
 
 @dataclass
 class Box:
-    """One thing that is computed or done.
+    """A node or an operation in a drawing.
 
     Attributes:
         name: Its name.
-        kind: What it is: `placeholder`, `matmul`, `train`.
-        told: Its dtype and shape, or what it writes.
-        inputs: The boxes whose values it takes.
-        is_fetched: Whether it was asked for.
-        is_fed: Whether its value is given.
+        kind: Its kind: `placeholder`, `matmul`, `train`.
+        detail: Its dtype and shape, or the variables that it sets.
+        inputs: The boxes whose values it uses.
+        after: The boxes that run before it.
+        is_fetched: Whether it is a fetch.
+        is_fed: Whether its value is fed.
     """
 
     name: str
     kind: str
-    told: str
+    detail: str
     inputs: list[Box] = field(default_factory=list)
     after: list[Box] = field(default_factory=list)
     is_fetched: bool = False
@@ -46,15 +47,15 @@ class Box:
 def draw(
     fetches: Any, file: str | os.PathLike[str] | None = None, feed_list: Sequence[Any] = ()
 ) -> str:
-    """Shows what a set of fetches would compute, and nothing else of the graph.
+    """Shows the part of the graph that a set of fetches computes.
 
     Args:
         fetches: As in `Session.run`.
-        file: An SVG file to write as well.
-        feed_list: Tensors that would be fed, besides placeholders: what they replace is left out.
+        file: The path of an SVG file to write.
+        feed_list: Fed tensors other than placeholders: the nodes that they replace are omitted.
 
     Returns:
-        A line for each tensor and operation, in the order in which they are computed.
+        A line for each tensor and operation, in the order of computation.
 
     Example:
         >>> from trainstep import graph
@@ -65,20 +66,20 @@ def draw(
         copy  identity     float32[?,3]  <- x  fetched
     """
     graph = get_default_graph()
-    flat = [resolved(graph, each) for each in leaves(fetches)]
-    boxes = _boxes(graph, flat, [resolved(graph, each) for each in feed_list])
+    flat = [resolve(graph, each) for each in leaves(fetches)]
+    boxes = _boxes(graph, flat, [resolve(graph, each) for each in feed_list])
     if file is not None:
         path = Path(file)
         if path.suffix.lower() != ".svg":
             raise ArgumentError(
-                "graph.draw", "file", "a file that ends in .svg", str(file), "name it `graph.svg`"
+                "graph.draw", "file", "a path that ends in .svg", str(file), "use `graph.svg`"
             )
         path.write_text(picture(boxes), encoding="utf-8")
     return _text(boxes)
 
 
 def _boxes(graph: Graph, fetches: Sequence[Any], fed: Sequence[Any]) -> list[Box]:
-    """Boxes, each after those that it takes values of."""
+    """Makes boxes, in topological order."""
     given = {id(tensor) for tensor in fed}
     steps = steps_of(graph, fetches, given)
     wanted = [t for t in fetches if isinstance(t, keras.KerasTensor)]
@@ -86,12 +87,12 @@ def _boxes(graph: Graph, fetches: Sequence[Any], fed: Sequence[Any]) -> list[Box
     by_tensor: dict[int, Box] = {}
     for tensor in wanted:
         if id(tensor) in given:
-            by_tensor[id(tensor)] = Box(label(tensor), "fed", sizes(tensor), is_fed=True)
+            by_tensor[id(tensor)] = Box(label(tensor), "fed", spec_text(tensor), is_fed=True)
     found: list[Box] = list(by_tensor.values())
     for node in needed(wanted, given):
         for tensor in node.input_tensors:
             if id(tensor) in given and id(tensor) not in by_tensor:
-                by_tensor[id(tensor)] = Box(label(tensor), "fed", sizes(tensor), is_fed=True)
+                by_tensor[id(tensor)] = Box(label(tensor), "fed", spec_text(tensor), is_fed=True)
                 found.append(by_tensor[id(tensor)])
         box = _of_node(node)
         box.inputs = _distinct(by_tensor[id(t)] for t in node.input_tensors)
@@ -118,11 +119,11 @@ def _boxes(graph: Graph, fetches: Sequence[Any], fed: Sequence[Any]) -> list[Box
 
 def _of_node(node: Any) -> Box:
     operation, (first, *others) = node.operation, node.outputs
-    told = sizes(first) + (f" and {len(others)} more" if others else "")
-    if isinstance(operation, Made):
-        return Box(first.name, operation.kind, told, is_fed=operation.is_fed)
+    detail = spec_text(first) + (f" and {len(others)} more" if others else "")
+    if isinstance(operation, NodeOperation):
+        return Box(first.name, operation.kind, detail, is_fed=operation.is_fed)
     kind = keras.src.utils.naming.to_snake_case(type(operation).__name__)
-    return Box(operation.name, kind, told)
+    return Box(operation.name, kind, detail)
 
 
 def _distinct(boxes: Any) -> list[Box]:
@@ -136,7 +137,7 @@ def _text(boxes: Sequence[Box]) -> str:
         after = f"after {', '.join(each.name for each in box.after)}" if box.after else ""
         marks = "fed" if box.is_fed else "", "fetched" if box.is_fetched else ""
         last = ", ".join(filter(None, (*marks, after)))
-        rows.append((box.name, box.kind, box.told, takes, last))
+        rows.append((box.name, box.kind, box.detail, takes, last))
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True))

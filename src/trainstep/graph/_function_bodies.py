@@ -1,7 +1,7 @@
-"""What a function writes while it is called: the body of a branch, or of a loop.
+"""`Body`: the nodes that a function of `cond` or `while_loop` builds.
 
-The function is called once, when the graph is built. Nodes that it makes are computed only where
-the body is; tensors from around it are the body's inputs.
+The function is called once, when the graph is built. Its nodes are computed only inside the branch
+or loop; the tensors that it captures are the inputs of the body.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from trainstep.graph._evaluate import Computation, Gradients, is_new
 from trainstep.graph._graph import get_default_graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._sources import Read
-from trainstep.graph._tensors import Made, describe, label, node_of
+from trainstep.graph._tensors import NodeOperation, describe, label, node_of
 from trainstep.graph._traverse import needed, nodes_from, variables_in
 from trainstep.graph._variables import as_tensor
 
 
 @dataclass(frozen=True)
 class Body:
-    """What a function wrote.
+    """The nodes, inputs and outputs of a function.
 
     Attributes:
-        returned: What it returned, with symbolic tensors in it.
-        outputs: The tensors in that.
-        nodes: What is computed for them inside, each after those that it needs.
-        inputs: The tensors from around it.
-        operations: What it returned, if that is operations; the outputs are then their inputs.
+        returned: The structure of symbolic tensors or operations that it returned.
+        outputs: The tensors in `returned`.
+        nodes: The inner nodes that compute the outputs, in topological order.
+        inputs: The captured tensors.
+        operations: The operations in `returned`, if any; `outputs` are then their inputs.
     """
 
     returned: Any
@@ -41,14 +41,14 @@ class Body:
     operations: list[Operation] | None = None
 
     def run(self, values: Mapping[int, Any]) -> list[Any]:
-        """The outputs, of the values of the inputs by their ids."""
+        """Computes the outputs from the values of the inputs, by id."""
         known = dict(values)
         Computation(values).add(self.outputs, known)
         return [ops.cast(known[id(tensor)], tensor.dtype) for tensor in self.outputs]
 
 
-class Holding(Made):
-    """An operation that has bodies."""
+class OperationWithBodies(NodeOperation):
+    """A node whose operation runs bodies."""
 
     def __init__(self, bodies: Sequence[Body]) -> None:
         super().__init__()
@@ -57,25 +57,25 @@ class Holding(Made):
         self.is_opaque = any(getattr(node.operation, "is_opaque", False) for node in self.inner)
 
     def uses(self) -> list[Any]:
-        return used_by(self.inner)
+        return user_objects(self.inner)
 
 
-def used_by(nodes: Sequence[Any]) -> list[Any]:
-    """What nodes run of the user's code, and the variables that they read."""
+def user_objects(nodes: Sequence[Any]) -> list[Any]:
+    """Returns the objects with user code that nodes run, and the variables that they read."""
     found: list[Any] = []
     for node in nodes:
         own = node.operation
-        found += own.uses() if isinstance(own, Made) else [own]
+        found += own.uses() if isinstance(own, NodeOperation) else [own]
         found += variables_in(node)
     return found
 
 
 def distinct(tensors: Collection[Any]) -> list[Any]:
-    """Tensors without those that come again."""
+    """Removes duplicates, by identity."""
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def written(
+def build_body(
     fn: Callable[..., Any],
     args: Sequence[Any],
     function: str,
@@ -83,13 +83,13 @@ def written(
     *,
     updates: bool = False,
 ) -> Body:
-    """Calls a function, and finds what it wrote.
+    """Calls a function, and finds the nodes that it builds.
 
     Args:
         fn: The function.
         args: Its arguments.
-        function: Of which function of ours it is an argument, for messages.
-        argument: And which one.
+        function: The public function that received `fn`, for messages.
+        argument: The name of `fn` among the arguments of that function.
         updates: Whether it may return operations instead of tensors.
     """
     graph = get_default_graph()
@@ -109,18 +109,19 @@ def written(
         flat = [_tensor(each, function, argument) for each in found]
         returned = tree.pack_sequence_as(returned, flat)
     if graph.count - count != (0 if operations is None else len(done)):
-        came = "a `control_dependencies`" if not done or operations else "an operation"
-        raise _writes(function, argument, f"{came} inside")
+        got = "a `control_dependencies`" if not done or operations else "an operation"
+        raise _writes(function, argument, f"{got} inside")
     new = [node for node in nodes_from(graph.sources) if node not in known]
     inner = {node for node in new if _stays_inside(node, known)}
-    graph.inside.update(dict.fromkeys([*inner, *done], function))
+    graph.body_owner.update(dict.fromkeys([*inner, *done], function))
+    graph.revision += 1
     nodes, inputs = _bounded(flat, inner)
     _check_gradients(nodes, inputs, function, argument)
     return Body(returned, flat, nodes, inputs, operations)
 
 
 def _bounded(outputs: Sequence[Any], inner: Collection[Any]) -> tuple[list[Any], list[Any]]:
-    """The inner nodes that outputs need, and what these take from outside."""
+    """The inner nodes that outputs need, and the outer tensors that these use."""
     used = [*(t for node in inner for t in node.input_tensors), *outputs]
     nodes = needed(outputs, {id(t) for t in used if node_of(t) not in inner})
     used = [*(t for node in nodes for t in node.input_tensors), *outputs]
@@ -130,7 +131,7 @@ def _bounded(outputs: Sequence[Any], inner: Collection[Any]) -> tuple[list[Any],
 def _with_parts(
     found: Sequence[Any], done: Sequence[Operation], function: str, argument: str
 ) -> list[Operation]:
-    """Operations that a function returned, and their parts, in the order of their making."""
+    """The operations that a function returned, and their parts, in the order of creation."""
     todo = [each for each in found if each is not None]
     own, every = set(map(id, done)), {}
     while todo:
@@ -143,10 +144,10 @@ def _with_parts(
             function,
             argument,
             "operations that the function makes itself",
-            f"{describe(other)}, which is none of them",
-            "make it inside of the function: `lambda: w.assign(...)`",
+            f"{describe(other)}, which was made outside",
+            "make it inside the function: `lambda: w.assign(...)`",
         )
-    inside = get_default_graph().inside
+    inside = get_default_graph().body_owner
     left = next((each for each in done if id(each) not in every and each not in inside), None)
     if left is not None:
         raise ArgumentError(
@@ -154,13 +155,13 @@ def _with_parts(
             argument,
             "a function that returns the operations that it makes",
             f"{describe(left)}, which it does not return",
-            "return it; several as a list, or as a `graph.group`",
+            "return it; return several as a list, or as a `graph.group`",
         )
     return sorted(every.values(), key=lambda operation: operation.index)
 
 
 def _stays_inside(node: Any, known: Collection[Any]) -> bool:
-    """Whether a new node is computed in the body: what is fed or read is an input of it."""
+    """Whether a new node belongs to the body; placeholders and variables are its inputs."""
     operation = node.operation
     if isinstance(operation, Gradients):
         return is_new(node, known)
@@ -174,28 +175,28 @@ def _tensor(value: Any, function: str, argument: str) -> Any:
         raise ArgumentError(
             function,
             argument,
-            "a function that returns a tensor, or a structure of them",
-            "one that returns None",
+            "a function that returns a tensor, or a structure of tensors",
+            "a function that returns None",
             "return a tensor",
         )
     return as_tensor(value, function, argument)
 
 
-def _writes(function: str, argument: str, came: str) -> ArgumentError:
+def _writes(function: str, argument: str, got: str) -> ArgumentError:
     return ArgumentError(
         function,
         argument,
-        "a function that returns tensors, and updates nothing",
-        came,
-        "return the new value, and write the operation outside: "
-        f"`w.assign({function}(...))`, with `w` itself as the value that changes nothing",
+        "a function that returns tensors, and updates no variable",
+        got,
+        "return the new value, and make the operation outside: "
+        f"`w.assign({function}(...))`; return `w` itself to leave it unchanged",
     )
 
 
 def _check_gradients(
     nodes: Sequence[Any], inputs: Sequence[Any], function: str, argument: str
 ) -> None:
-    """Refuses gradients that would have to go on outside of the body."""
+    """Rejects gradients whose path leaves the body."""
     for node in nodes:
         if not isinstance(node.operation, Gradients):
             continue
@@ -205,8 +206,8 @@ def _check_gradients(
             raise ArgumentError(
                 function,
                 argument,
-                "gradients that stay inside: by tensors that what is differentiated takes itself",
-                f"`{label(node.outputs[0])}`, which goes on outside of the function",
-                "write what is differentiated outside of the function; or differentiate what "
-                f"`{function}` returns: `graph.gradients({function}(...), xs)`",
+                "gradients whose path stays inside the function",
+                f"`{label(node.outputs[0])}`, whose path leaves the function",
+                "compute the loss outside the function; or differentiate the result of "
+                f"`{function}`: `graph.gradients({function}(...), xs)`",
             )

@@ -1,4 +1,4 @@
-"""Gradients as tensors of the graph, and what one does with them."""
+"""Gradients as tensors of the graph, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from keras import ops
 
 from trainstep._common.errors import ArgumentError
 from trainstep._function.inside import gradients as _grad
-from trainstep.graph._calls import called
+from trainstep.graph._calls import call_node
 from trainstep.graph._evaluate import Gradients
 from trainstep.graph._tensors import describe
 from trainstep.graph._variables import Variable, as_tensor
 
 
 def gradients(ys: Any, xs: Any, name: str | None = None) -> list[Any]:
-    """The gradients of a tensor, or of the sum of several.
+    """Makes the gradients of a tensor, or of the sum of several tensors.
 
     Args:
-        ys: A tensor or a list of them; what is no scalar is summed.
-        xs: What to differentiate by: variables of either kind, or tensors; one or a list.
+        ys: A tensor or a list of tensors; a tensor with axes is summed.
+        xs: One of, or a list of: `graph.Variable`, `keras.Variable`, tensor.
         name: The name of the gradients.
 
     Returns:
-        A list of tensors, one for each of `xs`: zeros for what `ys` does not depend on.
+        A list of tensors, one for each of `xs`; zeros if `ys` does not depend on it.
 
     Example:
         >>> from trainstep import graph
@@ -40,7 +40,7 @@ def gradients(ys: Any, xs: Any, name: str | None = None) -> list[Any]:
     if not tensors or not wanted:
         missing = "xs" if tensors else "ys"
         raise ArgumentError(
-            "graph.gradients", missing, "at least one", "none", "name what to differentiate"
+            "graph.gradients", missing, "at least one tensor", "none", f"pass `{missing}`"
         )
     for y in tensors:
         _check_float(y, "ys")
@@ -51,11 +51,11 @@ def gradients(ys: Any, xs: Any, name: str | None = None) -> list[Any]:
     found: dict[int, Any] = {}
     if by_variable:
         node = Gradients(tensors, list(by_variable.values()), [])
-        made = node.give(tensors, list(by_variable.values()), name)
+        made = node.make_outputs(tensors, list(by_variable.values()), name)
         found.update(zip(by_variable, made, strict=True))
     if loose:
         node = Gradients(tensors, [], loose)
-        made = node.give([*tensors, *loose], loose, name)
+        made = node.make_outputs([*tensors, *loose], loose, name)
         found.update(zip(map(id, loose), made, strict=True))
     return [found[id(x)] for x in wanted]
 
@@ -71,20 +71,20 @@ def _check_float(x: Any, argument: str) -> None:
             argument,
             "variables or tensors of the graph",
             f"a {type(x).__name__}",
-            "differentiate by a `graph.Variable`, a weight of a layer or a placeholder",
+            "pass a `graph.Variable`, a weight of a layer or a placeholder",
         )
     if "float" not in str(x.dtype):
         raise ArgumentError(
             "graph.gradients",
             argument,
-            "tensors of a float type",
+            "tensors of a float dtype",
             describe(x),
-            "differentiate by floats; cast integers after",
+            "differentiate with respect to the float tensor, before the cast to integers",
         )
 
 
 def global_norm(tensors: Sequence[Any], name: str | None = None) -> Any:
-    """The Euclidean norm of all tensors together.
+    """Makes the Euclidean norm of all tensors together.
 
     Example:
         >>> from trainstep import graph
@@ -92,7 +92,7 @@ def global_norm(tensors: Sequence[Any], name: str | None = None) -> Any:
         >>> float(graph.Session().run(norm))
         5.0
     """
-    return _of(_global_norm, name, _present(tensors, "graph.global_norm"))
+    return _unaliased_call(_global_norm, name, _present(tensors, "graph.global_norm"))
 
 
 def clip_by_global_norm(
@@ -101,7 +101,7 @@ def clip_by_global_norm(
     """Scales all tensors by one factor, so that their global norm is at most `clip_norm`.
 
     Returns:
-        The list of clipped tensors, None where None was given, and the norm before.
+        The list of clipped tensors, with None for each None in `tensors`; and the unclipped norm.
 
     Example:
         >>> from trainstep import graph
@@ -111,7 +111,7 @@ def clip_by_global_norm(
         ([0.6, 0.8], 5.0)
     """
     present = _present(tensors, "graph.clip_by_global_norm")
-    clipped, norm = _of(_clip_by_global_norm, name, present, clip_norm)
+    clipped, norm = _unaliased_call(_clip_by_global_norm, name, present, clip_norm)
     left = iter(clipped)
     return [None if tensor is None else next(left) for tensor in tensors], norm
 
@@ -126,7 +126,7 @@ def clip_by_norm(tensor: Any, clip_norm: Any, name: str | None = None) -> Any:
         [0.6, 0.8]
     """
     tensor = as_tensor(tensor, "graph.clip_by_norm", "tensor")
-    return _of(_clip_by_norm, name, tensor, clip_norm)
+    return _unaliased_call(_clip_by_norm, name, tensor, clip_norm)
 
 
 def clip_by_value(
@@ -141,19 +141,21 @@ def clip_by_value(
         [-1.0, 1.0]
     """
     tensor = as_tensor(tensor, "graph.clip_by_value", "tensor")
-    return _of(ops.clip, name, tensor, clip_value_min, clip_value_max)
+    return _unaliased_call(ops.clip, name, tensor, clip_value_min, clip_value_max)
 
 
 def _present(tensors: Sequence[Any], function: str) -> list[Any]:
     given = tensors if isinstance(tensors, (list, tuple)) else list(tensors)
     present = [as_tensor(t, function, "tensors") for t in given if t is not None]
     if not present:
-        raise ArgumentError(function, "tensors", "at least one tensor", "none", "pass gradients")
+        raise ArgumentError(
+            function, "tensors", "at least one tensor", "no tensor", "pass gradients"
+        )
     return present
 
 
-def _of(fn: Callable[..., Any], name: str | None, *args: Any) -> Any:
-    return called(fn, args, name, is_fresh=True)
+def _unaliased_call(fn: Callable[..., Any], name: str | None, *args: Any) -> Any:
+    return call_node(fn, args, name, is_unaliased=True)
 
 
 def _global_norm(tensors: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Graphs: the names and the sources of what is built, and the block that is being written.
+"""`Graph`: names, source tensors, operations, and the current `control_dependencies` block.
 
-A tensor belongs to the graph of the placeholders, variables and constants that it is made of. Keras
-itself links them: from a source one comes forward to everything that was made of it.
+A tensor belongs to the graph of the placeholders, variables and constants that it depends on. The
+graph stores only those sources: Keras links every tensor to the nodes that use it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _NUMBERED = ":0"  # TensorFlow 1 wrote "loss:0" for the first output of "loss"
 
 
 def plain_name(name: str) -> str:
-    """A name without the number of an output."""
+    """Removes the output number from a name."""
     return name.removesuffix(_NUMBERED)
 
 
 class Block:
-    """What is written inside a `control_dependencies`.
+    """A `control_dependencies` block.
 
     Args:
-        after: The operations that come first.
-        outer: The block around it.
-        begin: The number of its beginning among operations.
+        after: The operations that run before the block.
+        outer: The enclosing block.
+        begin: The index of the start of the block, among the indices of operations.
     """
 
     def __init__(self, after: Sequence[Any], outer: Block | None, begin: int) -> None:
@@ -37,7 +37,7 @@ class Block:
 
 
 class Graph:
-    """A graph: what was built while it was the default one.
+    """A graph: the tensors and operations that were built while it was the default graph.
 
     Example:
         >>> from trainstep import graph
@@ -51,19 +51,21 @@ class Graph:
         self.sources: list[Any] = []
         self.optimizers: list[Any] = []
         self.operations: list[Any] = []
-        self.reads: dict[int, Any] = {}  # tensors of Keras variables that others made
+        self.reads: dict[int, Any] = {}  # the `Variable` of each Keras variable, by id
         self.blocks = _Blocks()
-        # The block that a node was written in; None if it was shielded from the blocks around it.
-        self.placed: dict[Any, Block | None] = {}
-        # Nodes and operations of a branch or a loop, and which function they were written in.
-        self.inside: dict[Any, str] = {}
+        # The block of a node; None: `control_dependencies(None)` exempts it from outer blocks.
+        self.block_of: dict[Any, Block | None] = {}
+        # Nodes and operations of a branch or a loop: "graph.cond" or "graph.while_loop".
+        self.body_owner: dict[Any, str] = {}
+        self.revision = 0  # of the two tables above; a session plans again when it changes
+        self.keras_names: dict[str, Any] = {}  # tensors found by the name of a Keras layer
         self._names: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self.count = 0  # of operations and blocks so far
+        self.count = 0  # the number of operations and blocks so far
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator[Graph]:
-        """Everything that is built inside belongs to this graph."""
+        """Makes this the default graph inside a `with` block."""
         stack = _stack()
         stack.append(self)
         try:
@@ -72,7 +74,7 @@ class Graph:
             stack.pop()
 
     def add(self, named: Any, name: str | None, kind: str) -> str:
-        """Enters a tensor or an operation under a name of its own, which is returned."""
+        """Registers a tensor or an operation, and returns its unique name."""
         with self._lock:
             wanted, number = name or kind, 0
             found = wanted
@@ -83,18 +85,18 @@ class Graph:
         return found
 
     def next_index(self) -> int:
-        """A number for an operation: they run in the order in which they were made."""
+        """Returns the index of a new operation; operations run in this order."""
         with self._lock:
             self.count += 1
             return self.count
 
     def find(self, name: str) -> Any:
-        """The tensor or operation of a name; None if there is none."""
+        """Returns the tensor or operation of a name, or None."""
         found = self._names.get(name)
         return self._names.get(plain_name(name)) if found is None else found
 
-    def unknown(self, name: str, argument: str) -> ArgumentError:
-        """The error for a name that is not there."""
+    def unknown_name_error(self, name: str, argument: str) -> ArgumentError:
+        """Returns the error for an unknown name."""
         close = difflib.get_close_matches(name, self.names, n=3, cutoff=0.5)
         return ArgumentError(
             "Session.run",
@@ -108,12 +110,12 @@ class Graph:
 
     @property
     def names(self) -> list[str]:
-        """All names."""
+        """The names of all tensors and operations."""
         return list(self._names)
 
 
 class _Blocks(threading.local):
-    """The innermost block of a graph that a thread is writing."""
+    """The innermost open block of a graph, for each thread."""
 
     def __init__(self) -> None:
         self.current: Block | None = None
@@ -133,7 +135,7 @@ def _stack() -> list[Graph]:
 
 
 def get_default_graph() -> Graph:
-    """The graph to which everything is added that is built now.
+    """Returns the graph that new tensors and operations are added to.
 
     Example:
         >>> from trainstep import graph
@@ -144,7 +146,7 @@ def get_default_graph() -> Graph:
 
 
 def reset_default_graph() -> None:
-    """Begins a new default graph; what was built stays usable with a session of its own graph.
+    """Starts a new default graph; sessions of the old graph keep working.
 
     Example:
         >>> from trainstep import graph
@@ -158,6 +160,6 @@ def reset_default_graph() -> None:
             "graph",
             "no `with Graph().as_default()` around the call",
             "a call inside one",
-            "call it outside; inside, make another `Graph`",
+            "call it outside the block, or make another `Graph`",
         )
     _default[0] = Graph()

@@ -1,4 +1,4 @@
-"""Tensors among the keys of `x[i, :]`, which Keras leaves to `keras.ops.take`."""
+"""Indexing by integer tensors, `x[i, :]`: Keras has only `keras.ops.take` for it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ALL = slice(None)
 
 
 def has_tensors(keys: Sequence[Any]) -> bool:
-    """Whether tensors are among keys, or bounds of slices."""
+    """Whether a key, or a bound of a slice, is a tensor."""
     bounds = [b for k in keys if isinstance(k, slice) for b in (k.start, k.stop, k.step)]
     return any(isinstance(each, keras.KerasTensor) for each in (*keys, *bounds))
 
 
-def taken(tensor: Any, keys: Sequence[Any]) -> Any:
-    """What integer tensors take of a tensor along their axes, before the other keys do.
+def take(tensor: Any, keys: Sequence[Any]) -> Any:
+    """Indexes a tensor: first by the integer tensors among the keys, then by the other keys.
 
     Args:
         tensor: The tensor.
@@ -28,13 +28,13 @@ def taken(tensor: Any, keys: Sequence[Any]) -> Any:
     """
     named = sum(key is not None and key is not Ellipsis for key in keys)
     if named > len(tensor.shape):
-        raise _wrong(f"{named} for {len(tensor.shape)} axes", "leave out what is too many")
+        raise _index_error(f"{named} keys for {len(tensor.shape)} axes", "remove the extra keys")
     keys = _with_all_axes(keys, len(tensor.shape))
     tensors = [key for key in keys if isinstance(key, keras.KerasTensor)]
     _check(keys, tensors)
     left: list[Any] = []
     axis = len(tensor.shape)
-    for key in reversed(keys):  # from behind, so that the axes before stay where they are
+    for key in reversed(keys):  # last axis first: `take` may remove its axis or add axes
         axis -= key is not None
         if isinstance(key, keras.KerasTensor):
             tensor = ops.take(tensor, key, axis=axis)
@@ -47,7 +47,7 @@ def taken(tensor: Any, keys: Sequence[Any]) -> Any:
 
 
 def _with_all_axes(keys: Sequence[Any], axes: int) -> list[Any]:
-    """Keys with slices for axes that Ellipsis stands for, or that are not named."""
+    """Adds a full slice for each axis that Ellipsis covers or that has no key."""
     place = next((i for i, key in enumerate(keys) if key is Ellipsis), len(keys))
     before, after = keys[:place], keys[place + 1 :]
     missing = axes - sum(key is not None for key in (*before, *after))
@@ -55,26 +55,26 @@ def _with_all_axes(keys: Sequence[Any], axes: int) -> list[Any]:
 
 
 def _check(keys: Sequence[Any], tensors: Sequence[Any]) -> None:
-    came, cure = "", ""
+    got, cure = "", ""
     if has_tensors([key for key in keys if isinstance(key, slice)]):
-        came = "a slice whose bounds are tensors"
-        cure = "take a number of elements that is known: `keras.ops.slice(x, (i, 0), (2, 3))`"
+        got = "a slice whose bounds are tensors"
+        cure = "use a slice of fixed size: `keras.ops.slice(x, (i, 0), (2, 3))`"
     elif any("int" not in key.dtype for key in tensors):
         other = next(key.dtype for key in tensors if "int" not in key.dtype)
-        came = f"a tensor of {other}"
-        cure = "choose with `keras.ops.where(mask, x, 0.0)`; cast numbers with `keras.ops.cast`"
+        got = f"a tensor of {other}"
+        cure = "mask with `keras.ops.where(mask, x, 0.0)`; cast numbers with `keras.ops.cast`"
     elif any(map(_axes, tensors)) and any(not _axes(k) for k in keys if not _is_basic(k)):
-        came = "a tensor with axes beside other indices"
-        cure = "take one after the other: `x[i][:, 0]`"
+        got = "a tensor with axes beside other indices"
+        cure = "index one axis at a time: `x[i][:, 0]`"
     elif sum(_axes(key) > 0 for key in tensors) > 1:
-        came = "several tensors with axes"
-        cure = "take one after the other, or write `keras.ops.take_along_axis`"
-    if came:
-        raise _wrong(came, cure)
+        got = "several tensors with axes"
+        cure = "index one axis at a time, or use `keras.ops.take_along_axis`"
+    if got:
+        raise _index_error(got, cure)
 
 
-def _wrong(came: str, cure: str) -> ArgumentError:
-    return ArgumentError("x[...]", "key", "numbers, slices and integer tensors", came, cure)
+def _index_error(got: str, cure: str) -> ArgumentError:
+    return ArgumentError("x[...]", "key", "numbers, slices and integer tensors", got, cure)
 
 
 def _axes(key: Any) -> int:

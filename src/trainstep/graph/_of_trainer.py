@@ -1,4 +1,4 @@
-"""`of`: the step of a trainer as a graph, to take apart and put together otherwise."""
+"""`of`: the step of a `Trainer` as tensors and operations of a graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainstep.graph._calls import call
 from trainstep.graph._gradients import gradients
 from trainstep.graph._operations import Operation
 from trainstep.graph._sources import placeholder
-from trainstep.graph._tensors import Made
+from trainstep.graph._tensors import NodeOperation
 from trainstep.graph.train import apply_gradients
 
 
@@ -29,11 +29,11 @@ class TrainerGraph:
 
     Attributes:
         x: The placeholder of the inputs, or a structure of them.
-        y: That of the targets; None if the loss takes none.
-        sample_weight: That of the weights, if it was asked for.
-        outputs: The outputs of the model, called as in training: with dropout, if it has any.
-        predictions: The outputs of the model, called as for predicting.
-        loss: The loss, with everything that layers and regularizers add.
+        y: The placeholder of the targets, or a structure of them; None if the loss has no targets.
+        sample_weight: The placeholder of the sample weights, if requested.
+        outputs: The outputs of the model in training mode: with dropout, for example.
+        predictions: The outputs of the model in inference mode.
+        loss: The loss, including the losses of layers and regularizers.
         variables: The trainable variables.
         gradients: The gradients of the loss, in the order of the variables.
         train: The operation that updates the variables as the trainer does.
@@ -51,16 +51,16 @@ class TrainerGraph:
     _apply: Callable[..., Operation] = field(repr=False)
 
     def apply_gradients(self, grads: Sequence[Any], name: str | None = None) -> Operation:
-        """An operation that updates the variables by other gradients, with the same optimizer.
+        """Makes an operation that updates the variables by other gradients, same optimizer.
 
         Args:
-            grads: A tensor for each of `variables`, or None for one that is to stay.
+            grads: A tensor for each of `variables`, or None for a variable that stays unchanged.
             name: The operation's name.
         """
         return self._apply(grads, name)
 
 
-class _Loss(Made):
+class _Loss(NodeOperation):
     kind = "loss"
 
     def __init__(self, model: Any, recipe: Recipe) -> None:
@@ -75,17 +75,17 @@ class _Loss(Made):
 
 
 def of(trainer: Trainer, x: Any = None, y: Any = None, sample_weight: Any = False) -> TrainerGraph:
-    """The step of a trainer as parts of the default graph.
+    """Adds the step of a trainer to the default graph, and returns its parts.
 
-    Any of them can be fetched, and put together with other tensors and operations: gradients
-    clipped or with noise, another learning rate for each layer. The model stays as it is.
+    A session can fetch each part, and other tensors and operations can use it: to clip gradients
+    or add noise, to train each layer at its own learning rate. The model does not change.
 
     Args:
         trainer: A `Trainer`.
-        x: A `Spec`, or a structure of them, for a model that does not tell what it takes.
-        y: The same for the targets; by default they are like the outputs, or class numbers if the
-            loss is a sparse one.
-        sample_weight: Whether to weigh samples; or the `Spec` of the weights.
+        x: A `Spec`, or a structure of them, for a model without declared inputs.
+        y: The same for the targets; by default, like the outputs, or class indices for a sparse
+            loss.
+        sample_weight: Whether there are sample weights; or their `Spec`.
 
     Returns:
         A `TrainerGraph`.
@@ -110,7 +110,7 @@ def of(trainer: Trainer, x: Any = None, y: Any = None, sample_weight: Any = Fals
         )  # fmt: skip
     model, recipe = trainer.model, trainer._recipe
     inputs = _placeholders(_inputs(model) if x is None else x, "x")
-    outputs = _called(model, inputs, training=True)
+    outputs = _call_model(model, inputs, training=True)
     targets = None
     if recipe.takes_targets:
         targets = _targets(model, recipe, outputs) if y is None else _placeholders(y, "y")
@@ -119,11 +119,11 @@ def of(trainer: Trainer, x: Any = None, y: Any = None, sample_weight: Any = Fals
         spec = Spec((None,)) if sample_weight is True else sample_weight
         weights = _placeholders(spec, "sample_weight")
     spec = keras.KerasTensor((), keras.config.floatx())
-    (loss,) = _Loss(model, recipe).give((inputs, targets, outputs, weights), [spec], "loss")
+    (loss,) = _Loss(model, recipe).make_outputs((inputs, targets, outputs, weights), [spec], "loss")
     return _with_gradients(model, recipe, (inputs, targets, weights, outputs, loss))
 
 
-def _called(model: Any, inputs: Any, *, training: bool) -> Any:
+def _call_model(model: Any, inputs: Any, *, training: bool) -> Any:
     return model(inputs, training=training) if model._call_has_training_arg else model(inputs)
 
 
@@ -139,17 +139,17 @@ def _with_gradients(model: Any, recipe: Recipe, parts: tuple[Any, ...]) -> Train
         if len(grads) != len(variables):
             raise ArgumentError(
                 "TrainerGraph.apply_gradients", "grads", f"one for each of {len(variables)} "
-                "`variables`", str(len(grads)), "pass None for a variable that is to stay",
+                "`variables`", str(len(grads)), "pass None for a variable that stays unchanged",
             )  # fmt: skip
         if scales:
             grads = [None if g is None else call(_as_scaled(optimizer), g, loss) for g in grads]
         pairs = zip(grads, variables, strict=True)
-        return apply_gradients(optimizer, pairs, name, around=recipe.lent)
+        return apply_gradients(optimizer, pairs, name, around=recipe.installed)
 
     pairs = zip(raw, variables, strict=True)
-    train = apply_gradients(optimizer, pairs, "train", around=recipe.lent)
+    train = apply_gradients(optimizer, pairs, "train", around=recipe.installed)
     x, y, weights, outputs, _ = parts
-    predictions = _called(model, x, training=False)
+    predictions = _call_model(model, x, training=False)
     return TrainerGraph(
         x, y, weights, outputs, predictions, loss, variables, list(plain), train, apply
     )
@@ -163,13 +163,13 @@ def _as_scaled(optimizer: Any) -> Callable[..., Any]:
 
 
 def _placeholders(specs: Any, name: str) -> Any:
-    """Placeholders in the structure of specs."""
+    """Makes placeholders in the structure of specs."""
     flat = tree.flatten(specs)
     for each in flat:
         if not hasattr(each, "shape") or not hasattr(each, "dtype"):
             raise ArgumentError(
                 "graph.of", name, "a `Spec`, or a structure of them", f"a {type(each).__name__}",
-                f"pass `{name}=ts.Spec((None, 4))`, say",
+                f"pass a `Spec`, for example `{name}=ts.Spec((None, 4))`",
             )  # fmt: skip
     names = [name] if len(flat) == 1 else [f"{name}_{i}" for i in range(len(flat))]
     made = [
@@ -187,15 +187,15 @@ def _inputs(model: Any) -> Any:
         raise ArgumentError(
             "graph.of",
             "x",
-            "the shape of the inputs, which this model does not tell",
+            "the shape of the inputs, since this model does not declare it",
             "None",
-            "pass `x=ts.Spec((None, 4))`, say",
+            "pass a `Spec`, for example `x=ts.Spec((None, 4))`",
         )
     return found
 
 
 def _targets(model: Any, recipe: Recipe, outputs: Any) -> Any:
-    """Placeholders of targets that look like the outputs, or of class numbers."""
+    """Makes placeholders of targets: like the outputs, or of class indices."""
     flat, loss = tree.flatten(outputs), recipe.loss
     if isinstance(loss, dict):
         names = list(outputs) if isinstance(outputs, dict) else getattr(model, "output_names", [])
@@ -208,9 +208,9 @@ def _targets(model: Any, recipe: Recipe, outputs: Any) -> Any:
         raise ArgumentError(
             "graph.of",
             "y",
-            f"what the targets of {len(flat)} outputs look like, not all of which have a loss",
+            f"the specs of the targets, since not all of the {len(flat)} outputs have a loss",
             "None",
-            "pass a structure of `ts.Spec`s as `y=`, as `train_on_batch` takes the targets",
+            "pass `y=` as a structure of `ts.Spec`s, like the targets of `train_on_batch`",
         )
     found = [
         Spec(tuple(o.shape[:-1]), "int32")
@@ -225,7 +225,7 @@ def _targets(model: Any, recipe: Recipe, outputs: Any) -> Any:
 
 
 def _takes_flat(model: Any, loss: Any) -> bool:
-    """Whether targets `[n]` are to a loss what `[n, 1]` are: Keras makes them so for its own."""
+    """Whether the loss accepts targets `[n]` for `[n, 1]`: Keras reshapes them for its own."""
     if type(model).compute_loss is not keras.Model.compute_loss:
         return False
     return not isinstance(loss, keras.Loss) or type(loss).call is LossFunctionWrapper.call

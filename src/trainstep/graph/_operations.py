@@ -1,4 +1,4 @@
-"""Operations: what a run does besides computing values. They have no value of their own."""
+"""Operations: the updates of a run. An operation has no value."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Operation:
-    """Something that a run does. Fetched, it gives None.
+    """An update that a run performs. A fetched operation returns None.
 
     Attributes:
         name: Its name.
-        inputs: The tensors whose values it takes.
+        inputs: The tensors whose values it uses.
         writes: The Keras variables that it sets.
-        parts: Other operations that belong to it.
+        parts: Other operations that run with it.
     """
 
     kind = "operation"
@@ -43,20 +43,20 @@ class Operation:
         self.graph.operations.append(self)
 
     def perform(self, values: list[Any]) -> None:
-        """Does it, inside a step.
+        """Performs the update, inside a step.
 
         Args:
-            values: Those of its inputs.
+            values: The values of its inputs.
         """
 
     def run(self, feed_dict: Any = None, session: Session | None = None) -> None:
-        """Runs it in a session, or in the default one."""
+        """Runs it in the given session, or in the default session."""
         from trainstep.graph._session import session_for
 
         session_for(session, "Operation.run").run(self, feed_dict)
 
     def uses(self) -> list[Any]:
-        """Objects that run code of the user's."""
+        """The objects that run user code."""
         return []
 
     def __repr__(self) -> str:
@@ -86,13 +86,15 @@ def _assignment(kind: str, ref: Any, value: Any, name: str | None) -> Operation:
         raise ArgumentError(
             function,
             "value",
-            f"numbers of the kind of the variable, {variable.dtype}",
+            f"values that {variable.dtype} can hold, the dtype of the variable",
             describe(value),
             "round and cast it with `keras.ops.cast`",
         )
     sizes = zip(value.shape, variable.shape, strict=False)
     fits = len(value.shape) == len(variable.shape) and all(a in (b, None) for a, b in sizes)
-    if not fits and not (kind != "assign" and not value.shape):  # a number is added everywhere
+    if not fits and not (
+        kind != "assign" and not value.shape
+    ):  # a number is added to every element
         raise ArgumentError(
             function,
             "value",
@@ -104,11 +106,11 @@ def _assignment(kind: str, ref: Any, value: Any, name: str | None) -> Operation:
 
 
 def assign(ref: Any, value: Any, name: str | None = None) -> Operation:
-    """An operation that sets a variable.
+    """Makes an operation that sets a variable.
 
     Args:
         ref: A `Variable`, or a Keras variable.
-        value: A tensor or a value of its shape.
+        value: A tensor or a value of the variable's shape.
         name: The operation's name.
 
     Example:
@@ -122,7 +124,7 @@ def assign(ref: Any, value: Any, name: str | None = None) -> Operation:
 
 
 def assign_add(ref: Any, value: Any, name: str | None = None) -> Operation:
-    """An operation that adds to a variable.
+    """Makes an operation that adds to a variable.
 
     Example:
         >>> from trainstep import graph
@@ -135,7 +137,7 @@ def assign_add(ref: Any, value: Any, name: str | None = None) -> Operation:
 
 
 def assign_sub(ref: Any, value: Any, name: str | None = None) -> Operation:
-    """An operation that subtracts from a variable.
+    """Makes an operation that subtracts from a variable.
 
     Example:
         >>> from trainstep import graph
@@ -152,7 +154,7 @@ class _Group(Operation):
 
 
 def group(*operations: Any, name: str | None = None) -> Operation:
-    """One operation that stands for several.
+    """Makes one operation that runs several.
 
     Example:
         >>> from trainstep import graph
@@ -167,7 +169,7 @@ def group(*operations: Any, name: str | None = None) -> Operation:
 
 
 def no_op(name: str | None = None) -> Operation:
-    """An operation that does nothing but what it depends on.
+    """Makes an operation without an update; inside a block, it runs the operations before it.
 
     Example:
         >>> from trainstep import graph
@@ -186,17 +188,17 @@ def _operations(given: Sequence[Any], function: str, argument: str) -> list[Any]
             argument,
             "operations of the graph",
             f"a {type(wrong).__name__}",
-            "pass what `assign`, `train.minimize` and the like return",
+            "pass results of `assign`, `train.minimize` and similar functions",
         )
     return list(flat)
 
 
 @contextlib.contextmanager
 def control_dependencies(operations: Any) -> Iterator[None]:
-    """What is written inside runs after these operations, and sees what they did.
+    """Delays the tensors and operations that are built inside until after other operations.
 
     Args:
-        operations: The operations that come first; None: not even those of a block around it.
+        operations: The operations that run first; None removes those of the enclosing blocks.
 
     Example:
         >>> from trainstep import graph
@@ -225,7 +227,8 @@ def control_dependencies(operations: Any) -> Iterator[None]:
         if block is not outer:
             for node in nodes_from(graph.sources):
                 if node.input_tensors and is_new(node, known):
-                    graph.placed.setdefault(node, block)
+                    graph.block_of.setdefault(node, block)
+            graph.revision += 1  # last: another thread may plan meanwhile
 
 
 class _Initialize(Operation):
@@ -238,9 +241,9 @@ class _Initialize(Operation):
         for each in own:
             others.pop(id(each.variable), None)
         pairs = [(v, v.value) for v in others.values()]
-        pairs += [pair for optimizer in graph.optimizers for pair in _beginning(optimizer)]
-        # In variables, and not in the program: they may be large.
-        self._kept = [
+        pairs += [pair for optimizer in graph.optimizers for pair in _initial_values(optimizer)]
+        # Variables, because constants would be stored in the program, and weights may be large.
+        self._saved = [
             keras.Variable(ops.convert_to_numpy(value), dtype=v.dtype, trainable=False)
             for v, value in pairs
         ]
@@ -248,13 +251,13 @@ class _Initialize(Operation):
         super().__init__(name, [as_tensor(each.initial, "", "") for each in own], writes)
 
     def perform(self, values: list[Any]) -> None:
-        kept = [variable.value for variable in self._kept]
+        kept = [variable.value for variable in self._saved]
         for variable, value in zip(self.writes, [*values, *kept], strict=True):
             variable.assign(ops.cast(value, variable.dtype))
 
 
-def _beginning(optimizer: Any) -> list[tuple[Any, Any]]:
-    """The variables of an optimizer but its learning rate, with the values that they began with."""
+def _initial_values(optimizer: Any) -> list[tuple[Any, Any]]:
+    """The variables of an optimizer except its learning rate, with their initial values."""
     inner = innermost(optimizer)
     other = type(inner).from_config(inner.get_config())
     other.build(inner._trainable_variables)
@@ -263,10 +266,10 @@ def _beginning(optimizer: Any) -> list[tuple[Any, Any]]:
 
 
 def global_variables_initializer(name: str | None = None) -> Operation:
-    """An operation that sets all variables of the default graph to their initial values.
+    """Makes an operation that sets all variables of the default graph to their initial values.
 
-    Those of `Variable`s are drawn anew if they are random; optimizers in the graph begin again;
-    weights of layers are set to what they were when this operation was made.
+    Random initial values of a `Variable` are drawn again; optimizers in the graph are reset;
+    weights of layers get the values that they had when this operation was made.
 
     Example:
         >>> from trainstep import graph

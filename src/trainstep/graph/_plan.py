@@ -1,6 +1,6 @@
-"""What a set of fetches computes: found once, when it is first asked for, and then compiled.
+"""`Plan`: the step of a set of fetches, as a function of its feeds.
 
-fetches -> tensors and operations -> what they need -> which feeds, in which order
+fetches -> tensors and operations -> nodes that they need -> feeds in use, order of computation
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from keras import ops
 
 from trainstep._common.errors import ArgumentError
 from trainstep._state import scopes
-from trainstep.graph._evaluate import Computation, Gradients, Values, through
-from trainstep.graph._feeds import by_name, inside
+from trainstep.graph._evaluate import Computation, Gradients, Values, fed_on_path
+from trainstep.graph._feeds import by_name, inside_body_error
 from trainstep.graph._graph import Graph
 from trainstep.graph._operations import Operation
 from trainstep.graph._run_order import steps_of
-from trainstep.graph._tensors import Made, describe, label, node_of
+from trainstep.graph._tensors import NodeOperation, describe, label, node_of
 from trainstep.graph._traverse import needed, sources_of
 from trainstep.graph._variables import read
 
-_SEED = "seed_generator_state"  # what Keras calls the state of a generator
+_SEED = "seed_generator_state"  # Keras's name for the RNG state of a generator
 
 
 class Plan:
@@ -33,24 +33,25 @@ class Plan:
     Args:
         graph: The graph of the session.
         fetches: Tensors and operations.
-        fed: The tensors that are given.
+        fed: The tensors of the feeds.
 
     Attributes:
-        fed: Those of them that are needed.
+        fed: The tensors of the feeds that the fetches need.
+        placement: The id of the block of each node in the plan.
     """
 
     def __init__(self, graph: Graph, fetches: Sequence[Any], fed: Sequence[Any]) -> None:
         self.fetches = list(fetches)
         self.tensors = [each for each in fetches if isinstance(each, keras.KerasTensor)]
         given = {id(tensor) for tensor in fed}
-        self._placed = graph.placed
+        self._block_of = graph.block_of
         self.steps = steps_of(graph, fetches, given)
         wanted = [*self.tensors, *(t for step in self.steps for t in step.inputs)]
         wanted += [
             tensor
             for node in needed(wanted, given)
             if isinstance(node.operation, Gradients)
-            for fed_one in through(node.operation, given)
+            for fed_one in fed_on_path(node.operation, given)
             for tensor in node_of(fed_one).input_tensors
         ]
         sources = sources_of(wanted, given)
@@ -61,16 +62,21 @@ class Plan:
         used |= {id(t) for t in wanted}
         self.fed = [tensor for tensor in fed if id(tensor) in used]
         self._given = given & used
-        self._late = self._found_late(wanted)
-        self._early = self._found_early()
+        # An open block adds its nodes to `block_of` when it ends: until then, the same fetches are
+        # another step.
+        self.placement = tuple(id(graph.block_of.get(node)) for node in needed(wanted, given))
+        self._late = self._find_late(wanted)
+        self._early = self._find_early()
         self.__name__ = f"run({', '.join(map(label, fetches))})"
         self.__signature__ = inspect.Signature(_parameters(self.fed))
 
     def __call__(self, *values: Any) -> list[Any]:
-        """Runs inside a step: the values of the tensors that are fetched."""
-        if self.steps or scopes.recording() is None:  # in a trace of somebody else's
+        """Runs inside a step, and returns the values of the fetched tensors."""
+        if self.steps or scopes.recording() is None:  # None: inside another library's trace
             return self._run(values)
-        branch, found = scopes.apart(lambda: self._run(values))
+        # Without operations, only the RNG state may change: other writes (batch normalization, a
+        # function in `graph.call`) are dropped.
+        branch, found = scopes.run_isolated(lambda: self._run(values))
         scope = scopes.current_scope()
         for variable in branch.writes.values():
             if variable.name == _SEED:
@@ -84,7 +90,7 @@ class Plan:
         computation = Computation(fed)
         computation.add(self._early, before)
         if self.steps:
-            _shield(self._early, before)
+            _unalias(self._early, before)
         blocks: dict[Any, Values] = {}
         computation = computation.after(self._early)
         for step in self.steps:
@@ -100,36 +106,38 @@ class Plan:
                 step.perform(found)
             else:
                 before.update(zip(map(id, step.inputs), found, strict=True))
-                _shield(step.inputs, before)
+                _unalias(step.inputs, before)
         computation.add([t for t in self.tensors if id(t) in self._late], before)
         return [ops.convert_to_tensor(before[id(tensor)]) for tensor in self.tensors]
 
     def _written_in(self, step: Any, values: Values) -> Values:
-        """The values of what was written in the block of a step: each is computed once."""
+        """The values of tensors in the block of a step; stored, so each is computed once."""
         nodes = needed(step.inputs, self._given)
-        own = [t for n in nodes if self._placed.get(n) is step.block for t in n.outputs]
+        own = [t for n in nodes if self._block_of.get(n) is step.block for t in n.outputs]
         return {id(t): values[id(t)] for t in own if id(t) in values}
 
     def _without_reads(self, values: Values, fed: Collection[int]) -> Values:
-        """Values in which variables are missing, so that they are read again."""
+        """The values without those of variables, which are then read again after the updates."""
         reads = {
             id(output)
             for node in needed(self._early, fed)
-            if getattr(node.operation, "is_read_late", False)
+            if getattr(node.operation, "is_reread", False)
             for output in node.outputs
         }
         return {key: value for key, value in values.items() if key not in reads}
 
-    def _found_late(self, wanted: Sequence[Any]) -> set[int]:
-        """The tensors that were written in blocks, and what is made of them."""
+    def _find_late(self, wanted: Sequence[Any]) -> set[int]:
+        """The ids of tensors that were built in blocks, and of tensors that depend on them."""
         late: set[int] = set()
         for node in needed(wanted, self._given):
-            if self._placed.get(node) is not None or any(id(t) in late for t in node.input_tensors):
+            if self._block_of.get(node) is not None or any(
+                id(t) in late for t in node.input_tensors
+            ):
                 late |= {id(t) for t in node.outputs}
         return late
 
-    def _found_early(self) -> list[Any]:
-        """The tensors that are computed first, of the state before all updates."""
+    def _find_early(self) -> list[Any]:
+        """The tensors to compute first, from the state before all updates."""
         found = {id(t): t for t in self.tensors if id(t) not in self._late}
         seen: set[tuple[int, bool]] = set()
         todo = [(t, step.block is not None) for step in self.steps for t in step.inputs]
@@ -141,25 +149,25 @@ class Plan:
             seen.add((id(tensor), in_block))
             if id(tensor) in self._late:
                 todo += [(each, in_block) for each in node.input_tensors]
-            elif not (in_block and getattr(node.operation, "is_read_late", False)):
+            elif not (in_block and getattr(node.operation, "is_reread", False)):
                 found[id(tensor)] = tensor
         return list(found.values())
 
     def uses(self) -> list[Any]:
-        """What runs code of the user's: layers, functions, optimizers."""
+        """The objects that run user code: layers, functions, optimizers."""
         tensors = [*self.tensors, *(t for step in self.steps for t in step.inputs)]
         found: list[Any] = []
         for node in needed(tensors, self._given):
             own = node.operation
-            found += own.uses() if isinstance(own, Made) else [own]
+            found += own.uses() if isinstance(own, NodeOperation) else [own]
         return [*found, *(each for step in self.steps for each in step.uses())]
 
 
-def _shield(tensors: Sequence[Any], values: Values) -> None:
-    """Keeps values from before an update, where that is made in place, as on torch."""
+def _unalias(tensors: Sequence[Any], values: Values) -> None:
+    """Copies values that an in-place update (on torch) would overwrite."""
     around = scopes.recording()
     for tensor in tensors:
-        if around is not None and not getattr(node_of(tensor).operation, "is_fresh", False):
+        if around is not None and not getattr(node_of(tensor).operation, "is_unaliased", False):
             values[id(tensor)] = around.shielded(values[id(tensor)])
 
 
@@ -172,12 +180,12 @@ def _parameters(tensors: Sequence[Any]) -> list[inspect.Parameter]:
     return [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
 
 
-def resolved(graph: Graph, fetch: Any) -> Any:
-    """The tensor or operation that a fetch means."""
+def resolve(graph: Graph, fetch: Any) -> Any:
+    """Returns the tensor or operation of a fetch."""
     if isinstance(fetch, str):
         found = by_name(graph, fetch)
         if found is None:
-            raise graph.unknown(fetch, "fetches")
+            raise graph.unknown_name_error(fetch, "fetches")
         return found
     if isinstance(fetch, keras.Variable):
         with graph.as_default():
@@ -189,7 +197,7 @@ def resolved(graph: Graph, fetch: Any) -> Any:
         "fetches",
         "tensors, variables, operations or names, in any structure",
         "None" if fetch is None else f"a {type(fetch).__name__}",
-        "fetch what `graph` and `keras.ops` made",
+        "fetch results of `graph` and `keras.ops`",
     )
 
 
@@ -203,17 +211,17 @@ def _check_graph(graph: Graph, fetches: Sequence[Any], sources: Sequence[Any]) -
             "fetches",
             "tensors and operations of the session's own graph",
             f"{describe(others[0])}, of {'another graph' if made else 'no graph'}",
-            "make the session with `Session(graph=...)` for the graph that it was built in"
+            "make the session with `Session(graph=...)` for the graph of the tensor"
             if made
-            else "begin with `graph.placeholder` instead of `keras.Input`",
+            else "use `graph.placeholder` instead of `keras.Input`",
         )
 
 
 def _check_outside(graph: Graph, nodes: Sequence[Any], steps: Sequence[Any]) -> None:
-    inner = next((each for each in (*steps, *nodes) if each in graph.inside), None)
+    inner = next((each for each in (*steps, *nodes) if each in graph.body_owner), None)
     if inner is not None:
-        what = inner if isinstance(inner, Operation) else inner.outputs[0]
-        raise inside("fetches", what, graph.inside[inner])
+        value = inner if isinstance(inner, Operation) else inner.outputs[0]
+        raise inside_body_error("fetches", value, graph.body_owner[inner])
 
 
 def _check_fed(sources: Sequence[Any]) -> None:
@@ -224,6 +232,6 @@ def _check_fed(sources: Sequence[Any]) -> None:
             "Session.run",
             "feed_dict",
             f"a value for each placeholder that the fetches need: {names}",
-            "none",
+            "no value",
             f"add it: `feed_dict={{{missing[0].name}: ...}}`, or to the `feed_list` of a callable",
         )

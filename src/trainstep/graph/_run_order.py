@@ -1,7 +1,7 @@
-"""What a run does, one after the other: operations, and tensors whose moment matters.
+"""The steps of a run in order: operations, and tensors of `control_dependencies` blocks.
 
-What is written inside a `control_dependencies` is computed after the operations that it depends on,
-once; everything else is computed before all updates.
+A tensor of a block is computed once, after the operations that the block depends on; every other
+tensor is computed before all updates.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from trainstep.graph._operations import Operation
 from trainstep.graph._tensors import node_of
 
 
-class Late:
-    """A tensor that was written in a block, and is wanted outside of it."""
+class DelayedTensor:
+    """A tensor that was built in a block, and is needed outside it."""
 
     parts: Sequence[Any] = ()
 
@@ -27,23 +27,23 @@ class Late:
         self.index = block.begin
 
     def uses(self) -> list[Any]:
-        """No objects of its own."""
+        """Empty: a tensor runs no user code of its own."""
         return []
 
 
-Step = Operation | Late
+Step = Operation | DelayedTensor
 
 
 def steps_of(graph: Graph, fetches: Sequence[Any], given: Collection[int]) -> list[Step]:
-    """The steps of a run, in the order in which they were made.
+    """Returns the steps of a run, in the order in which the user built them.
 
     Args:
         graph: The graph.
         fetches: Tensors and operations.
-        given: The ids of tensors that are fed.
+        given: The ids of fed tensors.
     """
     found: dict[int, Step] = {}
-    late: dict[int, Late] = {}
+    late: dict[int, DelayedTensor] = {}
     todo = list(fetches)
     while todo:
         each = todo.pop()
@@ -56,14 +56,14 @@ def steps_of(graph: Graph, fetches: Sequence[Any], given: Collection[int]) -> li
             wanted, within = each.inputs, each.block
             todo += [*each.parts, *(each.block.after if each.block is not None else ())]
         for tensor, block in _from_blocks(graph, wanted, given, within):
-            todo.append(late.setdefault(id(tensor), Late(tensor, block)))
+            todo.append(late.setdefault(id(tensor), DelayedTensor(tensor, block)))
     return sorted(found.values(), key=lambda step: step.index)
 
 
 def _from_blocks(
     graph: Graph, tensors: Sequence[Any], given: Collection[int], within: Block | None
 ) -> Iterator[tuple[Any, Block]]:
-    """The tensors written in other blocks that tensors are made of, the nearest ones."""
+    """Yields the nearest tensors of other blocks that the given tensors depend on."""
     seen: set[int] = set()
     todo = list(tensors)
     while todo:
@@ -72,7 +72,7 @@ def _from_blocks(
         if node is None or id(tensor) in given or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        block = graph.placed.get(node)
+        block = graph.block_of.get(node)
         if block is None or block is within:
             todo += node.input_tensors
         else:

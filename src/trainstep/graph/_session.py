@@ -1,37 +1,56 @@
-"""`Session`: runs sets of fetches, each compiled once.
+"""`Session`: runs sets of fetches, each planned and compiled once.
 
-fetches and feeds -> plan (found again, or made) -> function of the feeds -> values -> NumPy
+fetches, feed keys -- hit ---> compiled callable -- feed values --> NumPy values
+                   -- miss --> names resolved, Plan, Function --> compiled callable
 """
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+import optree
 from keras import ops
 
 from trainstep._common.errors import ArgumentError
-from trainstep._common.structure import filled, leaves, structure
+from trainstep._common.structure import filled, leaves
 from trainstep._engines import current
 from trainstep._explain.ledger import Events, merged
 from trainstep._function.function import Function
 from trainstep._function.settings import StepSettings
 from trainstep._function.sizes.policy import Shapes, policy
 from trainstep._state.scopes import current_scope
-from trainstep.graph._feeds import check_graph, checks, converter, named, tensor_of
+from trainstep.graph._feeds import as_dict, by_tensor, check_graph, checks, converter, tensor_of
 from trainstep.graph._graph import Graph, get_default_graph
 from trainstep.graph._operations import Operation
-from trainstep.graph._plan import Plan, resolved
+from trainstep.graph._plan import Plan, resolve
+
+# A plan has one or two entries. Without a limit, a loop that fetches a new expression in every
+# iteration would grow the table; an evicted entry costs a second planning, but no compilation.
+_MAX_PREPARED = 1024
+
+
+class _Prepared(NamedTuple):
+    """A planned run.
+
+    Attributes:
+        call: Returns the list of values, from the feed values.
+        kept: The objects whose ids are in the key: while they live, no other object gets their ids.
+    """
+
+    call: Callable[[Sequence[Any]], list[Any]]
+    kept: Sequence[Any]
 
 
 class Session:
     """Computes tensors and runs operations of a graph.
 
     Args:
-        graph: The graph; the default one at this moment if it is left out.
-        shapes: What sizes that vary cost, as in `trainstep.function`.
+        graph: The graph; by default, the default graph at the time of this call.
+        shapes: The policy for dynamic sizes, as in `trainstep.function`.
 
     Example:
         >>> import keras
@@ -51,44 +70,75 @@ class Session:
         if not isinstance(graph, (Graph, type(None))):
             raise ArgumentError(
                 "Session", "graph", "a graph.Graph", f"a {type(graph).__name__}",
-                "leave it out for the default graph",
+                "omit it to use the default graph",
             )  # fmt: skip
         self.graph = get_default_graph() if graph is None else graph
         self._shapes = policy(shapes, current())
         self._functions: dict[Any, tuple[Plan, Function[..., Any]]] = {}
-        # By the ids of fetches and feeds, which are kept with it.
-        self._known: dict[Any, tuple[Callable[[Any], list[Any]], list[Any], list[Any]]] = {}
+        self._prepared: dict[tuple[Any, ...], _Prepared] = {}
         self._lock = threading.RLock()
         self._closed = False
 
     def run(self, fetches: Any, feed_dict: Any = None) -> Any:
-        """Computes what is asked for, and no more.
+        """Computes the fetches, and nothing that they do not need.
 
-        Values are those before the updates of this run. A run without any operation changes
-        nothing but the seeds of random numbers.
+        Tensors have their values from before the updates of this run. A run without operations
+        changes no state except the RNG state.
 
         Args:
             fetches: Tensors, variables, operations or names, in any structure.
-            feed_dict: Values by placeholder, or by any other tensor, which they then replace.
+            feed_dict: Values by placeholder; a value for any other tensor replaces that tensor.
 
         Returns:
-            NumPy values in the structure of the fetches, None for operations.
+            NumPy values in the structure of the fetches; None for operations.
         """
-        feeds = {} if feed_dict is None else named(self.graph, feed_dict)
-        flat = leaves(fetches)
-        key = (tuple(map(_identity, flat)), tuple(map(id, feeds)))
-        known = self._known.get(key)
-        if known is None:
-            known = self._call(fetches, list(feeds)), flat, list(feeds)
-            with self._lock:
-                self._known[key] = known
-        values = known[0](tuple(feeds.values()))
-        return filled(fetches, iter(values))
+        if feed_dict is None:
+            feed_dict = {}
+        elif type(feed_dict) is not dict:
+            feed_dict = as_dict(feed_dict)
+        # optree flattens and rebuilds in C, so a repeated run walks nothing in Python. The key has
+        # ids: a list that was mutated has another key, and Keras variables have no usable `==`.
+        flat, treespec = optree.tree_flatten(fetches, none_is_leaf=True)
+        key = (self.graph.revision, treespec, *map(id, flat), *map(id, feed_dict))
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            return self._run_unprepared(fetches, feed_dict, flat, key)
+        return treespec.unflatten(prepared.call(tuple(feed_dict.values())))
+
+    def _run_unprepared(
+        self, fetches: Any, feed_dict: dict[Any, Any], flat: list[Any], key: tuple[Any, ...]
+    ) -> Any:
+        """Runs fetches that the key does not find: new ones, names, or a dataclass of fetches.
+
+        Names are resolved at every run, since a name may get another meaning. optree sees no
+        structure in a dataclass or a subclass of list: as leaves they could change unnoticed.
+        """
+        if self._closed:
+            raise _closed_error()
+        found = leaves(fetches)
+        resolved_fetches = [resolve(self.graph, each) for each in found]
+        feeds = by_tensor(self.graph, feed_dict)
+        own_key = (key[0], len(found), *map(id, resolved_fetches), *map(id, feeds))
+        prepared = self._prepared.get(own_key)
+        if prepared is None:
+            call = self._call(resolved_fetches, list(feeds))
+            prepared = _Prepared(call, [*resolved_fetches, *feeds])
+            self._keep(own_key, prepared)
+        has_names = any(isinstance(each, str) for each in (*flat, *feed_dict))
+        if not has_names and _are_same(flat, found):
+            self._keep(key, _Prepared(prepared.call, [*flat, *feed_dict]))
+        return filled(fetches, iter(prepared.call(tuple(feeds.values()))))
+
+    def _keep(self, key: tuple[Any, ...], prepared: _Prepared) -> None:
+        with self._lock:
+            while len(self._prepared) >= _MAX_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
+            self._prepared[key] = prepared
 
     def make_callable(
         self, fetches: Any, feed_list: Sequence[Any] | None = None
     ) -> Callable[..., Any]:
-        """A function of the values to feed, for a loop that runs the same fetches many times.
+        """Returns a function of the feed values, for a loop that repeats the same fetches.
 
         Args:
             fetches: As in `run`.
@@ -107,10 +157,12 @@ class Session:
                 "feed_list",
                 "a list of tensors",
                 f"a {type(feed_list).__name__}",
-                "write `[x]` for a single one",
+                "write `[x]` for a single tensor",
             )
         feeds = [tensor_of(self.graph, each) for each in feed_list or ()]
-        run = self._call(fetches, feeds)
+        flat = leaves(fetches)
+        run = self._call([resolve(self.graph, each) for each in flat], feeds)
+        rebuild = _rebuilder(fetches, flat)
         count = len(feeds)
 
         def call(*values: Any) -> Any:
@@ -119,22 +171,19 @@ class Session:
                     "make_callable",
                     "values",
                     f"{count} values, one for each tensor of `feed_list`",
-                    f"{len(values)}",
+                    f"{len(values)} values",
                     "pass them in the order of `feed_list`",
                 )
-            found = run(values)
-            return found if is_list else filled(fetches, iter(found))
+            return rebuild(run(values))
 
-        is_list = type(fetches) is list and not any(map(structure, fetches))
         return call
 
-    def _call(self, fetches: Any, feeds: list[Any]) -> Callable[[Any], list[Any]]:
-        """What runs a set of fetches, of the values to feed; a list of values."""
+    def _call(self, flat: list[Any], feeds: list[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """Plans and compiles tensors and operations: a function of the feed values."""
         if self._closed:
-            raise _closed()
+            raise _closed_error()
         for tensor in feeds:
             check_graph(self.graph, tensor)
-        flat = [resolved(self.graph, each) for each in leaves(fetches)]
         if not flat:
             return lambda values: []
         plan, function = self._function(flat, feeds)
@@ -144,21 +193,21 @@ class Session:
         left = iter(range(len(plan.tensors)))
         wanted = [None if isinstance(each, Operation) else next(left) for each in flat]
 
-        def call(values: Any) -> list[Any]:
+        def call(values: Sequence[Any]) -> list[Any]:
             if self._closed:
-                raise _closed()
+                raise _closed_error()
             given = tuple([fit(values[at]) for fit, at in zip(convert, places, strict=True)])
             found = run(given)
-            if current_scope() is not None:  # inside another step there are no numbers yet
+            if current_scope() is not None:  # inside another step, tensors have no values yet
                 return [None if at is None else found[at] for at in wanted]
-            return [None if at is None else on_host(found[at]) for at in wanted]
+            return [None if at is None else to_numpy(found[at]) for at in wanted]
 
         return call
 
     def _function(self, flat: list[Any], feeds: list[Any]) -> tuple[Plan, Function[..., Any]]:
         with self._lock:
             plan = Plan(self.graph, flat, feeds)
-            key = (tuple(map(id, flat)), tuple(map(id, plan.fed)))
+            key = (tuple(map(id, flat)), tuple(map(id, plan.fed)), plan.placement)
             if key not in self._functions:
                 names = plan.__signature__.parameters
                 axes = {
@@ -182,17 +231,17 @@ class Session:
 
     @property
     def ledger(self) -> Events:
-        """Every trace of this session: of which fetches, and why."""
+        """Every trace of this session, with its fetches and its reason."""
         with self._lock:
             made = [function.ledger for _, function in self._functions.values()]
         return merged("Session", made)
 
     def close(self) -> None:
-        """Drops all programs; nothing can be run any more."""
+        """Drops all programs; later runs raise an error."""
         with self._lock:
             self._closed = True
             self._functions.clear()
-            self._known.clear()
+            self._prepared.clear()
 
     def __enter__(self) -> Session:
         _local.sessions.append(self)
@@ -220,7 +269,7 @@ _local = _Local()
 
 
 def get_default_session() -> Session | None:
-    """The session of the innermost `with Session()`; None outside of any.
+    """Returns the session of the innermost `with Session()`, or None.
 
     Example:
         >>> from trainstep import graph
@@ -232,31 +281,31 @@ def get_default_session() -> Session | None:
 
 
 def session_for(session: Session | None, function: str) -> Session:
-    """A session, or else the default one."""
+    """Returns the given session, or else the default session."""
     found = session or get_default_session()
     if found is None:
         raise ArgumentError(
             function,
             "session",
             "a session, or a `with Session()` around the call",
-            "none",
+            "no session",
             "pass `session=`, or write `with graph.Session():`",
         )
     return found
 
 
-def _closed() -> ArgumentError:
+def _closed_error() -> ArgumentError:
     return ArgumentError(
-        "Session.run", "session", "a session that is open", "a closed one", "make another"
+        "Session.run", "session", "an open session", "a closed session", "make a new one"
     )
 
 
-def on_host(value: Any) -> Any:
-    """A NumPy array or number; inside a `tf.function`, where there is none yet, the tensor."""
+def to_numpy(value: Any) -> Any:
+    """Converts to a NumPy array or number; inside a `tf.function`, returns the tensor."""
     if hasattr(value, "numpy"):
         try:
             return value.numpy()[()]
-        except (TypeError, RuntimeError):  # on another device, or of a dtype that NumPy lacks
+        except (TypeError, RuntimeError):  # on another device, or a dtype that NumPy lacks
             pass
     try:
         return ops.convert_to_numpy(value)[()]
@@ -264,5 +313,15 @@ def on_host(value: Any) -> Any:
         return value
 
 
-def _identity(fetch: Any) -> Any:
-    return fetch if isinstance(fetch, str) else id(fetch)
+def _rebuilder(fetches: Any, flat: list[Any]) -> Callable[[list[Any]], Any]:
+    """A function that puts values in the structure that fetches have now."""
+    seen, treespec = optree.tree_flatten(fetches, none_is_leaf=True)
+    if _are_same(seen, flat):
+        unflatten: Callable[[list[Any]], Any] = treespec.unflatten
+        return unflatten
+    copy = filled(fetches, iter(flat))  # fetches may be mutated later
+    return lambda values: filled(copy, iter(values))
+
+
+def _are_same(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))

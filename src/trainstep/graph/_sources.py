@@ -1,4 +1,4 @@
-"""Tensors that are made of no others: placeholders, variables, constants, random numbers."""
+"""Tensors without inputs: placeholders, variables, constants, random numbers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 from keras import ops
 
 from trainstep._common.errors import ArgumentError
-from trainstep.graph._tensors import Made, Tensor
+from trainstep.graph._tensors import NodeOperation, Tensor
 
 
-class _Fed(Made):
+class _Placeholder(NodeOperation):
     kind = "placeholder"
     is_fed = True
 
-    def call(self) -> Any:  # pragma: no cover: a run asks for it first
+    def call(self) -> Any:  # pragma: no cover: the plan checks the feeds first
         raise RuntimeError("a placeholder has no value")
 
 
 def placeholder(dtype: Any, shape: Sequence[int | None], name: str | None = None) -> Tensor:
-    """A tensor whose value is fed at every run.
+    """Makes a tensor whose value every run feeds.
 
     Args:
-        dtype: Its dtype, as a string or NumPy's.
-        shape: One entry per axis; None is any size.
-        name: Its name, by which it can be fetched and fed.
+        dtype: Its dtype, as a string or a NumPy dtype.
+        shape: One entry per axis; None for any size.
+        name: Its name, usable in fetches and feeds.
 
     Example:
         >>> from trainstep import graph
@@ -41,8 +41,8 @@ def placeholder(dtype: Any, shape: Sequence[int | None], name: str | None = None
             "graph.placeholder",
             "shape",
             "one entry per axis, None for any size",
-            "None, which leaves the number of axes open",
-            "say how many axes there are: `[None, None]` for a matrix of any size",
+            "None, which leaves the number of axes unknown",
+            "give one entry per axis: `[None, None]` for a matrix of any size",
         )
     try:
         spec = keras.KerasTensor(tuple(shape), _dtype(dtype))
@@ -54,7 +54,7 @@ def placeholder(dtype: Any, shape: Sequence[int | None], name: str | None = None
             f"{dtype!r}, {shape!r}",
             f"placeholder(dtype, shape): {error}",
         ) from None
-    (made,) = _Fed().give((), [spec], name)
+    (made,) = _Placeholder().make_outputs((), [spec], name)
     return made  # type: ignore[no-any-return]
 
 
@@ -62,11 +62,11 @@ def _dtype(dtype: Any) -> str:
     return str(keras.backend.standardize_dtype(getattr(dtype, "as_numpy_dtype", dtype)))
 
 
-class Read(Made):
-    """Reads a Keras variable, whenever its value is asked for."""
+class Read(NodeOperation):
+    """Reads a Keras variable."""
 
     kind = "variable"
-    is_read_late = True
+    is_reread = True
 
     def __init__(self, variable: Any) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Read(Made):
         return ops.convert_to_tensor(self.variable.value)
 
 
-class _Constant(Made):
+class _Constant(NodeOperation):
     kind = "constant"
 
     def __init__(self, value: Any) -> None:
@@ -88,25 +88,27 @@ class _Constant(Made):
 
 
 def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
-    """A tensor with a fixed value.
+    """Makes a tensor with a fixed value.
 
     Example:
         >>> from trainstep import graph
         >>> graph.Session().run(graph.constant([1.0, 2.0]) * 3).tolist()
         [3.0, 6.0]
     """
-    array = numbers(value, None if dtype is None else _dtype(dtype), "graph.constant", "value")
-    return fixed(array, name)
+    array = checked_array(
+        value, None if dtype is None else _dtype(dtype), "graph.constant", "value"
+    )
+    return constant_from_array(array, name)
 
 
-def fixed(array: Any, name: str | None = None) -> Tensor:
-    """The tensor of an array."""
-    (made,) = _Constant(array).give((), [array], name)
+def constant_from_array(array: Any, name: str | None = None) -> Tensor:
+    """Makes a tensor from a NumPy array."""
+    (made,) = _Constant(array).make_outputs((), [array], name)
     return made  # type: ignore[no-any-return]
 
 
-def numbers(value: Any, dtype: str | None, function: str, argument: str) -> Any:
-    """A value as an array, or the error of a function of which it is an argument."""
+def checked_array(value: Any, dtype: str | None, function: str, argument: str) -> Any:
+    """Converts a value to an array, or raises the error of the user's call."""
     try:
         return as_array(value, dtype)
     except ArgumentError:
@@ -115,32 +117,32 @@ def numbers(value: Any, dtype: str | None, function: str, argument: str) -> Any:
         raise ArgumentError(
             function,
             argument,
-            "a tensor, a variable, or a value that an array of numbers can be made of",
+            "a tensor, a variable, or a value that converts to an array of numbers",
             "None" if value is None else f"a {type(value).__name__}",
             "pass a number, an array or a tensor of the graph",
         ) from error
 
 
 def as_array(value: Any, dtype: str | None = None) -> Any:
-    """A value as an array. Without a dtype, Python's and NumPy's numbers get Keras's default."""
+    """Converts a value to an array; without a dtype, numbers get Keras's default dtype."""
     if dtype is None and not isinstance(value, np.ndarray):
         plain = not hasattr(value, "dtype")
         value = np.asarray(value) if plain else value
         if plain and value.dtype.kind not in "biufc":
-            raise TypeError("no numbers")  # where each engine would say something else
+            raise TypeError("no numbers")  # the engines' own errors differ
         dtype = "int32" if plain and value.dtype.kind == "i" else None
     if dtype is None and getattr(value, "dtype", None) == np.float64:
         dtype = keras.config.floatx()
     array = ops.convert_to_numpy(ops.convert_to_tensor(value, dtype))
-    came = np.asarray(ops.convert_to_numpy(value) if hasattr(value, "dtype") else value)
-    if came.dtype.kind in "iu" and array.dtype.kind in "iu" and (came != array).any():
+    got = np.asarray(ops.convert_to_numpy(value) if hasattr(value, "dtype") else value)
+    if got.dtype.kind in "iu" and array.dtype.kind in "iu" and (got != array).any():
         raise ArgumentError(
-            "graph", "value", f"numbers that {array.dtype} has room for", repr(value), "use floats"
+            "graph", "value", f"numbers in the range of {array.dtype}", repr(value), "use floats"
         )
     return array
 
 
-class _Random(Made):
+class _Random(NodeOperation):
     kind = "random"
     is_random = True
 
@@ -154,13 +156,13 @@ class _Random(Made):
         return self._draw(*self._args, seed=self._seed)
 
 
-def _drawn(
+def _random_tensor(
     draw: Callable[..., Any], args: Sequence[Any], dtype: Any, seed: Any, name: str | None
 ) -> Tensor:
     dtype = keras.config.floatx() if dtype is None else _dtype(dtype)
     shape, *limits = args
     spec = keras.KerasTensor(tuple(shape), dtype)
-    (made,) = _Random(draw, [spec.shape, *limits, dtype], seed).give((), [spec], name)
+    (made,) = _Random(draw, [spec.shape, *limits, dtype], seed).make_outputs((), [spec], name)
     return made  # type: ignore[no-any-return]
 
 
@@ -172,7 +174,7 @@ def random_normal(  # noqa: PLR0917  # as in TensorFlow 1
     seed: Any = None,
     name: str | None = None,
 ) -> Tensor:
-    """Normal random numbers, drawn anew at every run.
+    """Makes a tensor of normal random numbers, drawn at every run.
 
     Example:
         >>> from trainstep import graph
@@ -180,7 +182,7 @@ def random_normal(  # noqa: PLR0917  # as in TensorFlow 1
         >>> bool((session.run(noise) == session.run(noise)).all())
         False
     """
-    return _drawn(keras.random.normal, (shape, mean, stddev), dtype, seed, name)
+    return _random_tensor(keras.random.normal, (shape, mean, stddev), dtype, seed, name)
 
 
 def random_uniform(  # noqa: PLR0917  # as in TensorFlow 1
@@ -191,7 +193,7 @@ def random_uniform(  # noqa: PLR0917  # as in TensorFlow 1
     seed: Any = None,
     name: str | None = None,
 ) -> Tensor:
-    """Uniform random numbers, drawn anew at every run.
+    """Makes a tensor of uniform random numbers, drawn at every run.
 
     Example:
         >>> from trainstep import graph
@@ -199,4 +201,4 @@ def random_uniform(  # noqa: PLR0917  # as in TensorFlow 1
         >>> bool((value >= 2).all() and (value < 4).all())
         True
     """
-    return _drawn(keras.random.uniform, (shape, minval, maxval), dtype, seed, name)
+    return _random_tensor(keras.random.uniform, (shape, minval, maxval), dtype, seed, name)

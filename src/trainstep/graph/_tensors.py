@@ -1,7 +1,7 @@
-"""Tensors without values, and the operations that make them.
+"""Symbolic tensors, and the operations that compute them.
 
-They are Keras's symbolic tensors, so `keras.ops`, layers and operators take them and give more of
-them. A tensor of ours has an operation of its own that makes its value inside the step.
+A `Tensor` is a Keras symbolic tensor, so `keras.ops`, layers and operators accept it and return
+symbolic tensors. A tensor of this module has a `NodeOperation` that computes its value in the step.
 """
 
 from __future__ import annotations
@@ -15,44 +15,45 @@ from keras.src.ops.node import Node
 
 from trainstep._explain.signature import array_text
 from trainstep.graph._graph import Graph, get_default_graph
-from trainstep.graph._indexing import has_tensors, taken
+from trainstep.graph._indexing import has_tensors, take
 
 if TYPE_CHECKING:
     from trainstep.graph._session import Session
 
 
 class Tensor(keras.KerasTensor):  # type: ignore[misc]
-    """A symbolic tensor of a graph: what this module and operators on it make.
+    """A symbolic tensor of a graph: a result of this module, or of an operator on one.
 
-    Functions of `keras.ops` give plain symbolic tensors, which are as good, but for `eval`.
+    Functions of `keras.ops` return plain symbolic tensors, which lack only `eval`.
     """
 
-    __array_ufunc__ = None  # `array + tensor` is ours, and not one sum per element of NumPy's
+    # Without this, NumPy would compute `array + tensor` as one sum for each element.
+    __array_ufunc__ = None
     graph: Graph
-    is_named = False  # whether it is in the graph under its name
-    is_column = False  # whether values of one axis are fed as `[n, 1]`
+    is_named = False  # whether the graph has it under its name
+    is_column = False  # whether a fed value of shape `[n]` becomes `[n, 1]`
 
     def eval(self, feed_dict: Any = None, session: Session | None = None) -> Any:
-        """Its value, in a session or in the default one."""
+        """Returns its value, from the given session or the default session."""
         from trainstep.graph._session import session_for
 
         return session_for(session, "Tensor.eval").run(self, feed_dict)
 
     @property
     def __jax_array__(self) -> Any:
-        # Keras's raises, and JAX asks every operand that has one: without it, an array on the left
-        # leaves the operator to us.
+        # JAX calls `__jax_array__` of every operand that has one, and Keras's raises an error.
+        # Without it, a JAX array on the left defers to our operator.
         raise AttributeError("__jax_array__")
 
     def __getitem__(self, key: Any) -> Any:
         keys = tuple(key) if isinstance(key, (list, tuple)) else (key,)
         if has_tensors(keys):
-            return self._own(taken(self, keys))
+            return self._own(take(self, keys))
         plain = isinstance(key, (int, list, tuple))
         return self._own(super().__getitem__(key if plain else (key,)))
 
     def _own(self, made: Any) -> Any:
-        """What an operator made, as one of these."""
+        """Converts the result of an operator to a `Tensor`."""
         if type(made) is keras.KerasTensor:
             made.__class__ = Tensor
             made.graph = self.graph
@@ -76,34 +77,34 @@ for _name in (*_BOTH, *(f"r{each}" for each in _BOTH), *_ONE):
         setattr(Tensor, f"__{_name}__", _operator(f"__{_name}__"))
 
 
-class Made(keras.Operation):  # type: ignore[misc]
-    """An operation of ours, with one node.
+class NodeOperation(keras.Operation):  # type: ignore[misc]
+    """A Keras operation of this module, with exactly one node.
 
     Attributes:
-        kind: What it is called in a drawing.
+        kind: Its label in a drawing.
     """
 
     kind = "node"
-    is_read_late = False  # whether its value is not to be kept from before an update
+    is_reread = False  # whether a block computes it again after updates
     is_fed = False
-    is_opaque = False  # whether it may read variables that nobody knows of
-    is_fresh = False  # whether its results share no memory with what it takes
+    is_opaque = False  # whether it may read variables that the graph does not know
+    is_unaliased = False  # whether its outputs share no memory with its inputs
     is_random = False
-    is_endless = False  # whether it is a loop of which nobody knows how many turns it may take
-    inner: Sequence[Any] = ()  # the nodes of its branches or of its loop
+    is_unbounded = False  # whether it is a loop without a fixed maximum of iterations
+    inner: Sequence[Any] = ()  # the nodes of its branches or its loop
 
     def uses(self) -> list[Any]:
-        """Layers, variables and functions that it runs."""
+        """The layers, variables and functions that it runs."""
         return []
 
-    def own(self, *made: Any) -> None:
-        """Makes tensors its outputs, of no inputs."""
+    def set_outputs(self, *made: Any) -> None:
+        """Makes existing tensors its outputs; it has no inputs."""
         Node(operation=self, call_args=(), call_kwargs={}, outputs=list(made))
 
-    def give(
+    def make_outputs(
         self, args: Sequence[Any], specs: Sequence[Any], name: str | None, cls: Any = None
     ) -> list[Any]:
-        """The tensors that it makes, entered in the default graph."""
+        """Makes its output tensors, and registers them in the default graph."""
         graph = get_default_graph()
         made: list[Any] = []
         for spec in specs:
@@ -119,7 +120,7 @@ class Made(keras.Operation):  # type: ignore[misc]
 
 
 def node_of(tensor: Any) -> Any:
-    """The node of Keras's that makes a tensor; None for one that nothing has made."""
+    """Returns the Keras node that computes a tensor, or None."""
     history = getattr(tensor, "_keras_history", None)
     if history is None or history.operation is None:
         return None
@@ -127,20 +128,20 @@ def node_of(tensor: Any) -> Any:
 
 
 def label(value: Any) -> str:
-    """What a tensor or an operation is called: of tensors that Keras made, their operation."""
+    """Returns the name of a tensor or operation; for a Keras tensor, that of its operation."""
     node = None if getattr(value, "is_named", False) else node_of(value)
     return str(value.name if node is None else node.operation.name)
 
 
-def sizes(tensor: Any) -> str:
-    """The dtype and the shape of a tensor: `float32[?,3]`."""
+def spec_text(tensor: Any) -> str:
+    """Returns the dtype and shape of a tensor as text: `float32[?,3]`."""
     return array_text(tuple(tensor.shape), tensor.dtype)
 
 
 def describe(value: Any) -> str:
-    """A tensor or an operation in a few words, for messages."""
+    """Describes a tensor, a variable or an operation in an error message."""
     if isinstance(value, keras.KerasTensor):
-        return f"`{label(value)}` {sizes(value)}"
+        return f"`{label(value)}` {spec_text(value)}"
     if isinstance(value, keras.Variable):
         return f"variable `{value.path}`"
     return f"`{name}`" if (name := getattr(value, "name", "")) else repr(value)

@@ -1,4 +1,4 @@
-"""Ways through a graph: what a tensor needs, and what was made of a source."""
+"""Traversals of a graph: from tensors back to their inputs, from sources on to their consumers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import keras
 
 from trainstep.graph._sources import Read
-from trainstep.graph._tensors import Made, node_of
+from trainstep.graph._tensors import NodeOperation, node_of
 
 
 def needed(tensors: Iterable[Any], given: Collection[int] = ()) -> list[Any]:
-    """The nodes that have to be computed for tensors, each after those that it needs.
+    """Returns the nodes to compute for tensors, in topological order.
 
     Args:
-        tensors: What is wanted.
-        given: The ids of tensors that are there already.
+        tensors: The tensors.
+        given: The ids of tensors whose values are known.
     """
     done: dict[Any, None] = {}
-    # A loop, since a graph may be deeper than Python's calls may be.
+    # A loop: a graph may be deeper than Python's recursion limit.
     stack = [(node, False) for t in tensors if id(t) not in given and (node := node_of(t))]
     stack.reverse()
     while stack:
@@ -35,15 +35,15 @@ def needed(tensors: Iterable[Any], given: Collection[int] = ()) -> list[Any]:
     return list(done)
 
 
-def with_inner(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Nodes, and those of the branches and loops among them."""
+def with_inner_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Yields nodes, and the nodes inside the branches and loops among them."""
     for node in nodes:
         yield node
-        yield from with_inner(getattr(node.operation, "inner", ()))
+        yield from with_inner_nodes(getattr(node.operation, "inner", ()))
 
 
 def sources_of(tensors: Iterable[Any], given: Collection[int] = ()) -> list[Any]:
-    """The tensors without inputs that tensors need: of ours, or of somebody else's."""
+    """Returns the tensors without inputs that tensors depend on, ours or Keras's own."""
     tensors = list(tensors)
     nodes = needed(tensors, given)
     made = [tensor for node in nodes if not node.input_tensors for tensor in node.outputs]
@@ -53,26 +53,27 @@ def sources_of(tensors: Iterable[Any], given: Collection[int] = ()) -> list[Any]
 
 
 def nodes_from(sources: Iterable[Any]) -> dict[Any, None]:
-    """All nodes that were made of sources, and theirs, in the order in which they are met."""
+    """Returns all nodes that depend on sources, in the order of discovery."""
     found = {node: None for source in sources if (node := node_of(source))}
     todo = list(found)
     while todo:
-        for after in _takers(todo.pop()):
+        for after in _consumers(todo.pop()):
             if after not in found:
                 found[after] = None
                 todo.append(after)
     return found
 
 
-def _takers(node: Any) -> list[Any]:
-    """The nodes that take what a node makes; its operation may be in use elsewhere, too."""
+def _consumers(node: Any) -> list[Any]:
+    """The nodes that consume the outputs of a node."""
+    # A layer that is called twice has the consumers of both calls in `_outbound_nodes`.
     made = {id(tensor) for tensor in node.outputs}
     every = node.operation._outbound_nodes
     return [each for each in every if made & {id(t) for t in each.input_tensors}]
 
 
 def downstream(nodes: Iterable[Any], of: Collection[Any]) -> set[Any]:
-    """Those of some nodes, each after those that it needs, that depend on others."""
+    """Returns the nodes (in topological order) that are in `of` or depend on nodes in it."""
     found: set[Any] = set()
     for node in nodes:
         if node in of or any(node_of(t) in found for t in node.input_tensors):
@@ -81,13 +82,13 @@ def downstream(nodes: Iterable[Any], of: Collection[Any]) -> set[Any]:
 
 
 def variables_in(node: Any) -> list[Any]:
-    """The Keras variables that a node reads: those of its operation, and among its arguments."""
+    """Returns the Keras variables that a node reads: its operation's, and its arguments."""
     operation = node.operation
     if isinstance(operation, Read):
         return [operation.variable]
     arguments = keras.tree.flatten([node.arguments.args, node.arguments.kwargs])
     given = [each for each in arguments if isinstance(each, keras.Variable)]
-    own = operation.uses() if isinstance(operation, Made) else [operation]
+    own = operation.uses() if isinstance(operation, NodeOperation) else [operation]
     layers = [each for each in own if isinstance(each, keras.Layer)]
     weights = [v for layer in layers for v in layer.variables]
     return [*given, *weights, *(each for each in own if isinstance(each, keras.Variable))]

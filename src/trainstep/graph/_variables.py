@@ -1,4 +1,4 @@
-"""Variables: tensors that read a Keras variable, and the variables of a graph."""
+"""`Variable`: a tensor that reads a Keras variable; and the lists of a graph's variables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from keras import ops
 
 from trainstep._common.errors import ArgumentError
 from trainstep._explain.signature import array_text
-from trainstep.graph._evaluate import computed
+from trainstep.graph._evaluate import evaluate
 from trainstep.graph._graph import Graph, get_default_graph
-from trainstep.graph._sources import Read, fixed, numbers
+from trainstep.graph._sources import Read, checked_array, constant_from_array
 from trainstep.graph._tensors import Tensor, describe
 from trainstep.graph._traverse import needed, nodes_from, sources_of, variables_in
 
@@ -19,14 +19,14 @@ from trainstep.graph._traverse import needed, nodes_from, sources_of, variables_
 class Variable(Tensor):
     """A variable of the graph: a symbolic tensor that reads a Keras variable at every run.
 
-    It has its initial value at once. `global_variables_initializer` sets it again.
+    The constructor sets its initial value, and `global_variables_initializer` sets it again.
 
     Args:
-        initial_value: A number, an array, or a tensor of the graph that needs no feeding, such as
+        initial_value: A number, an array, or a tensor of the graph that needs no feeds, such as
             `random_normal(...)`.
-        trainable: Whether it is one of `trainable_variables()`; what is no float never is.
+        trainable: Whether it is in `trainable_variables()`; only floats can be.
         name: Its name.
-        dtype: Its dtype; that of the initial value by default.
+        dtype: Its dtype; by default, that of the initial value.
 
     Attributes:
         variable: The Keras variable.
@@ -41,7 +41,7 @@ class Variable(Tensor):
     """
 
     variable: Any
-    initial: Any  # an array, or a tensor to draw it anew from; None: somebody else made it
+    initial: Any  # an array, or a tensor to evaluate; None: a layer owns the Keras variable
 
     def __init__(
         self,
@@ -53,51 +53,52 @@ class Variable(Tensor):
         value = initial_value
         if isinstance(value, keras.KerasTensor):
             _check_unfed(value)
-            initial_value = computed([value])[0]
+            initial_value = evaluate([value])[0]
         kind = None if dtype is None else str(keras.backend.standardize_dtype(dtype))
-        array = numbers(initial_value, kind, "graph.Variable", "initial_value")
+        array = checked_array(initial_value, kind, "graph.Variable", "initial_value")
         trainable = trainable and "float" in str(array.dtype)
         variable = keras.Variable(array, dtype=str(array.dtype), trainable=trainable, name=name)
-        self._begin(variable, name)
-        # One that is made of other variables is what it was when they had their first values.
-        anew = isinstance(value, keras.KerasTensor) and not variables_under([value])
-        self.initial = value if anew else array
+        self._register(variable, name)
+        # A tensor of other variables is evaluated only now: the initializer sets those variables in
+        # the same run, and would read them from before it.
+        reevaluate = isinstance(value, keras.KerasTensor) and not variables_under([value])
+        self.initial = value if reevaluate else array
 
     @classmethod
     def of(cls, variable: Any) -> Variable:
-        """The tensor that reads a Keras variable that is there already."""
+        """Makes the tensor that reads an existing Keras variable."""
         made = cls.__new__(cls)
-        made._begin(variable, variable.path)
+        made._register(variable, variable.path)
         made.initial = None
         return made
 
-    def _begin(self, variable: Any, name: str | None) -> None:
+    def _register(self, variable: Any, name: str | None) -> None:
         super().__init__(tuple(variable.shape), variable.dtype)
         self.variable = variable
         self.graph = get_default_graph()
         self.name = self.graph.add(self, name, "variable")
         self.is_named = True
-        Read(variable).own(self)
+        Read(variable).set_outputs(self)
         self.graph.sources.append(self)
         self.graph.reads[id(variable)] = self
 
     @property
     def path(self) -> str:
-        """The path of the Keras variable: of a weight, its layer and its name."""
+        """The path of the Keras variable; for a weight, its layer and its name."""
         return str(self.variable.path)
 
     @property
     def trainable(self) -> bool:
-        """Whether it is one of `trainable_variables()`."""
+        """Whether it is in `trainable_variables()`."""
         return bool(self.variable.trainable)
 
     def numpy(self) -> Any:
-        """Its value now."""
+        """Returns its current value."""
         return ops.convert_to_numpy(self.variable.value)
 
     def load(self, value: Any) -> None:
-        """Sets it now, without a run."""
-        array = numbers(value, self.dtype, "Variable.load", "value")
+        """Sets its value immediately, without a run."""
+        array = checked_array(value, self.dtype, "Variable.load", "value")
         if tuple(array.shape) != tuple(self.shape):
             raise ArgumentError(
                 "Variable.load",
@@ -109,19 +110,19 @@ class Variable(Tensor):
         self.variable.assign(array)
 
     def assign(self, value: Any, name: str | None = None) -> Any:
-        """An operation that sets it; see `graph.assign`."""
+        """Makes an operation that sets it; see `graph.assign`."""
         from trainstep.graph._operations import assign
 
         return assign(self, value, name)
 
     def assign_add(self, value: Any, name: str | None = None) -> Any:
-        """An operation that adds to it."""
+        """Makes an operation that adds to it."""
         from trainstep.graph._operations import assign_add
 
         return assign_add(self, value, name)
 
     def assign_sub(self, value: Any, name: str | None = None) -> Any:
-        """An operation that subtracts from it."""
+        """Makes an operation that subtracts from it."""
         from trainstep.graph._operations import assign_sub
 
         return assign_sub(self, value, name)
@@ -136,17 +137,17 @@ def _check_unfed(value: Any) -> None:
         raise ArgumentError(
             "graph.Variable",
             "initial_value",
-            "a value, or a tensor that needs no feeding",
-            f"a tensor of placeholder `{fed[0].name}`",
-            "begin with a constant, and fetch an `assign` of that tensor",
+            "a value, or a tensor that needs no feeds",
+            f"a tensor that depends on placeholder `{fed[0].name}`",
+            "start from a constant, and fetch an `assign` of that tensor",
         )
 
 
 def read(variable: Any) -> Variable:
-    """The tensor that reads an existing Keras variable, such as a layer's weight.
+    """Returns the tensor that reads an existing Keras variable, such as a layer's weight.
 
-    Keras computes with variables at once, so an expression of them alone would be a constant of
-    the graph. With this, it is computed at every run.
+    Keras evaluates expressions of Keras variables immediately, so they would be constants of the
+    graph. An expression of this tensor is computed at every run.
 
     Example:
         >>> import keras
@@ -161,23 +162,23 @@ def read(variable: Any) -> Variable:
     if not isinstance(variable, keras.Variable):
         raise ArgumentError(
             "graph.read", "variable", "a keras.Variable", f"a {type(variable).__name__}",
-            "pass a weight of a layer, `layer.kernel` say",
+            "pass a weight of a layer, for example `layer.kernel`",
         )  # fmt: skip
     known = get_default_graph().reads.get(id(variable))
     return Variable.of(variable) if known is None else known
 
 
 def as_tensor(value: Any, function: str, argument: str, dtype: str | None = None) -> Any:
-    """A symbolic tensor of a tensor, a variable or a value, which gets the dtype."""
+    """Converts a tensor, a variable or a value (which gets the dtype) to a symbolic tensor."""
     if isinstance(value, keras.KerasTensor):
         return value
     if isinstance(value, keras.Variable):
         return read(value)
-    return fixed(numbers(value, dtype, function, argument))
+    return constant_from_array(checked_array(value, dtype, function, argument))
 
 
 def variable_of(value: Any, function: str, argument: str) -> Any:
-    """The Keras variable of a variable of either kind."""
+    """Returns the Keras variable of a `graph.Variable` or a `keras.Variable`."""
     found = value.variable if isinstance(value, Variable) else value
     if not isinstance(found, keras.Variable):
         raise ArgumentError(
@@ -185,15 +186,15 @@ def variable_of(value: Any, function: str, argument: str) -> Any:
             argument,
             "a graph.Variable or a keras.Variable",
             f"a {type(value).__name__}",
-            "make it with `graph.Variable(...)`, or pass a weight of a layer",
+            "make a `graph.Variable(...)`, or pass a weight of a layer",
         )
     return found
 
 
 def global_variables() -> list[Variable]:
-    """All variables of the default graph: own ones, and weights of layers in it.
+    """Returns all variables of the default graph, including the weights of its layers.
 
-    They are tensors, also those of layers: what is made of them is computed at every run.
+    All of them are tensors: every run computes the expressions that use them.
 
     Example:
         >>> from trainstep import graph
@@ -206,7 +207,7 @@ def global_variables() -> list[Variable]:
 
 
 def trainable_variables() -> list[Variable]:
-    """Those that are trainable; see `global_variables`.
+    """Returns the trainable variables of the default graph; see `global_variables`.
 
     Example:
         >>> from trainstep import graph
@@ -219,13 +220,13 @@ def trainable_variables() -> list[Variable]:
 
 
 def variables_of(graph: Graph) -> list[Any]:
-    """The Keras variables of a graph."""
+    """Returns the Keras variables of a graph."""
     own = [source.variable for source in graph.sources if isinstance(source, Variable)]
     layers = [v for node in nodes_from(graph.sources) for v in variables_in(node)]
     return list({id(v): v for v in (*own, *layers)}.values())
 
 
 def variables_under(tensors: list[Any]) -> list[Any]:
-    """The variables that tensors depend on, in the order of their use."""
+    """Returns the Keras variables that tensors depend on, in order of use."""
     found = [variable for node in needed(tensors) for variable in variables_in(node)]
     return list({id(variable): variable for variable in found}.values())

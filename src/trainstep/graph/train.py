@@ -1,4 +1,4 @@
-"""Any Keras optimizer as operations of the graph."""
+"""Training operations of the graph, with any Keras optimizer."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class _Apply(Operation):
 def minimize(
     optimizer: Any, loss: Any, var_list: Sequence[Any] | None = None, name: str | None = None
 ) -> Operation:
-    """An operation that updates variables by the gradients of a loss.
+    """Makes an operation that updates variables by the gradients of a loss.
 
     Args:
-        optimizer: A Keras optimizer, or the name of one.
-        loss: The tensor to make smaller.
-        var_list: The variables; all trainable ones that the loss depends on by default.
+        optimizer: A Keras optimizer, or its name.
+        loss: The tensor to minimize.
+        var_list: The variables; by default, all trainable variables that the loss depends on.
         name: The operation's name.
 
     Example:
@@ -71,9 +71,9 @@ def minimize(
 def compute_gradients(
     optimizer: Any, loss: Any, var_list: Sequence[Any] | None = None
 ) -> list[tuple[Any, Any]]:
-    """The gradients of a loss with their variables, to be changed and given to `apply_gradients`.
+    """Makes pairs of a gradient and its variable, the argument of `apply_gradients`.
 
-    Those of an optimizer that scales its loss are scaled.
+    If the optimizer scales its loss, the gradients are scaled.
 
     Example:
         >>> import keras
@@ -99,9 +99,9 @@ def compute_gradients(
             function,
             "var_list",
             "variables to train",
-            f"none, and {describe(loss)} depends on no trainable one",
-            "make the loss of trainable variables, or name them: those inside a `graph.call` are "
-            "not seen",
+            f"none, and {describe(loss)} depends on no trainable variable",
+            "compute the loss from trainable variables, or pass `var_list=`: the graph does not "
+            "know the variables inside a `graph.call`",
         )
     build(optimizer, variables)
     scaled = innermost(optimizer) is not optimizer or getattr(optimizer, "loss_scale_factor", None)
@@ -116,13 +116,13 @@ def apply_gradients(
     *,
     around: Callable[[], Any] = contextlib.nullcontext,
 ) -> Operation:
-    """An operation that updates variables by given gradients.
+    """Makes an operation that updates variables by given gradients.
 
     Args:
-        optimizer: A Keras optimizer, or the name of one.
-        grads_and_vars: Pairs of a tensor and a variable; a pair without a tensor is left out.
+        optimizer: A Keras optimizer, or its name.
+        grads_and_vars: Pairs of a gradient and its variable; a pair with None is skipped.
         name: The operation's name.
-        around: A context in which the optimizer is run.
+        around: Returns the context manager in which the optimizer runs.
 
     Example:
         >>> import keras
@@ -143,7 +143,11 @@ def apply_gradients(
     ]
     if not pairs:
         raise ArgumentError(
-            function, "grads_and_vars", "at least one gradient", "none", "zip them with variables"
+            function,
+            "grads_and_vars",
+            "at least one gradient",
+            "none",
+            "pass zip(grads, variables)",
         )
     for gradient, variable in pairs:
         if tuple(gradient.shape) != tuple(variable.shape):
@@ -177,14 +181,14 @@ def _optimizer(optimizer: Any, function: str) -> Any:
         raise ArgumentError(
             function,
             "optimizer",
-            "a Keras optimizer, or the name of one",
+            "a Keras optimizer, or its name",
             repr(optimizer),
-            "pass `keras.optimizers.SGD(0.1)`, say",
+            "pass an optimizer, for example `keras.optimizers.SGD(0.1)`",
         ) from error
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Gives an optimizer room for variables; it may be in use for others already."""
+    """Builds an optimizer for variables; a built optimizer gets slots for the new ones."""
     if not optimizer.built:
         optimizer.build(list(variables))
         return

@@ -71,7 +71,7 @@ def test_small_slots_and_metrics_of_a_trainer_are_packed_and_weights_are_not() -
 
     metrics = [v for m in trainer.metrics for v in m.variables]
     of_optimizer = [pack_of(v) for v in (*slots_of(trainer), trainer.optimizer.iterations)]
-    of_metrics = [pack_of(v) for v in (*metrics, trainer._recipe.fresh)]
+    of_metrics = [pack_of(v) for v in (*metrics, trainer._recipe.reset_each_batch)]
 
     assert len(set(map(id, of_optimizer))) == len(set(map(id, of_metrics))) == 1
     assert None not in (of_optimizer[0], of_metrics[0])
@@ -80,6 +80,7 @@ def test_small_slots_and_metrics_of_a_trainer_are_packed_and_weights_are_not() -
     assert all(pack_of(v) is None and type(v) is keras.Variable for v in others)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["sgd", "rmsprop", "adam"])
 def test_keras_fits_on_after_a_trainer(name: str) -> None:
     """Its `fit` takes every value away for a while, and gives it back."""
@@ -186,6 +187,7 @@ def test_large_slots_and_metrics_of_a_function_have_arrays_of_their_own() -> Non
     assert all(pack_of(v) is None for v in mae.variables)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "how",
     [
@@ -370,6 +372,7 @@ def test_threads_read_slots_of_completed_steps_while_another_trains() -> None:
     assert not errors
 
 
+@pytest.mark.slow
 def test_a_layout_takes_packs_apart_and_training_goes_on(apart: Any) -> None:
     def run() -> list[np.ndarray]:
         model = model_of(6)
@@ -395,6 +398,7 @@ def test_a_dropped_model_takes_its_packs_along() -> None:
     assert not any(ref() for ref in packs)
 
 
+@pytest.mark.slow
 def test_many_slots_fill_several_packs(monkeypatch: pytest.MonkeyPatch, apart: Any) -> None:
     monkeypatch.setattr(packed_variables, "_ROOM", 40)
 

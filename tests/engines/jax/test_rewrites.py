@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend import core as jex
 
 import trainstep as ts
-from trainstep._engines.jax import program
+from trainstep._engines.jax import tricks
 from trainstep._engines.jax.tricks.rewrites import rewritten
 
 Function = Callable[..., Any]
@@ -250,6 +250,7 @@ def network() -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_network_trains_as_without_rewriting(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
@@ -263,7 +264,7 @@ def test_a_network_trains_as_without_rewriting(steps: int, monkeypatch: pytest.M
             seen.append(closed if plain else rewritten(closed))
             return seen[-1]
 
-        monkeypatch.setattr(program, "rewritten", rewriting)
+        monkeypatch.setattr(tricks, "rewritten", rewriting)
         keras.utils.set_random_seed(0)
         trainer = ts.Trainer(network(), optimizer=keras.optimizers.SGD(0.05), loss="mse")
         trainer.fit(
@@ -279,7 +280,7 @@ def test_a_network_trains_as_without_rewriting(steps: int, monkeypatch: pytest.M
 
 
 def test_a_program_for_several_devices_is_not_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "rewritten", None)  # a call of it would fail
+    monkeypatch.setattr(tricks, "rewritten", None)  # a call of it would fail
     w = keras.Variable(np.ones((1, 3), np.float32))
 
     @ts.function(strategy=ts.Mirrored())

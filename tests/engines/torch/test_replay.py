@@ -347,6 +347,7 @@ def words() -> keras.Model:
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("build", "optimizer", "policy"),
     [

@@ -190,6 +190,7 @@ def test_what_many_read_is_computed_once() -> None:
     assert KEPT not in operations(rewritten(recorded(normalized, few)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 def test_a_number_that_many_read_is_computed_once(shape: tuple[int, ...]) -> None:
     """Like the step size of Adam. Inductor by itself takes two powers for every few weights."""
@@ -224,6 +225,7 @@ def test_what_is_updated_in_place_is_left_alone() -> None:
     assert_same(plain, after, x)
 
 
+@pytest.mark.slow
 def test_a_convnet_trains_alike_compiled_and_replayed() -> None:
     """Within rounding: inductor sums in another order. SGD, so that it shows as it is."""
     rng = np.random.default_rng(0)

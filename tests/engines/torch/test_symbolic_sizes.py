@@ -391,6 +391,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return request.param()
 
 
+@pytest.mark.sampled(4)
 def test_one_record_computes_at_every_size_what_a_trace_at_that_size_does(case: Case) -> None:
     counted = Counted(case.step)
     traced = record(counted, case.arrays(*case.sizes[0]), case.axes)
@@ -451,6 +452,7 @@ def test_a_guard_names_the_axes_as_the_user_does() -> None:
     assert "columns % 2" in traced.broken({"rows": 4, "columns": 8})
 
 
+@pytest.mark.slow
 def test_a_strided_convolution_over_time_is_right_wherever_its_guards_hold() -> None:
     """Keras pads an odd length otherwise than an even one; that is the silent error to catch."""
     model = keras.Sequential(
@@ -596,6 +598,7 @@ def test_layers_that_are_built_while_recording_can_be_used_afterwards() -> None:
     assert model(normal(2, 4)).shape == (2, 1)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_trace() -> None:
     """Neither the names that lead elsewhere while it lasts, nor the stand-ins."""
     import gc

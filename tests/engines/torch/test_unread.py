@@ -47,6 +47,7 @@ def state(of: ts.Trainer) -> list[np.ndarray]:
     return [host(v) for v in (*of.model.variables, *of.optimizer.variables, *metrics)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 12])  # 31 and 372 batches whose values nobody reads
 def test_fit_ends_alike_whether_batches_are_read_or_not(epochs: int) -> None:
     quiet, told, listening = trainer(), trainer(), Listening()
@@ -75,6 +76,7 @@ def test_evaluate_ends_alike() -> None:
         np.testing.assert_allclose([each[name] for each in found], mean, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 40, 300])
 def test_a_bad_batch_that_nobody_reads_is_an_error_all_the_same(at: int) -> None:
     careful = trainer(nan_policy="raise")
@@ -129,6 +131,7 @@ def test_a_model_that_tells_more_than_its_metrics_tells_it_wherever_it_stops() -
     }
 
 
+@pytest.mark.slow
 def test_data_that_looks_at_the_model_sees_every_step() -> None:
     one, seen = trainer(), []
 

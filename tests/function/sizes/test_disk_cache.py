@@ -90,6 +90,7 @@ def compiled(entries: list[Any]) -> list[bool]:
     return [disk for kind, disk, seconds in entries if kind in ("trace", "bucket") and seconds]
 
 
+@pytest.mark.slow
 def test_programs_are_kept_on_disk_between_processes(tmp_path: Path, backend: str) -> None:
     if backend != "jax":
         pytest.skip("only JAX keeps programs on disk")
@@ -114,6 +115,7 @@ def test_programs_are_kept_on_disk_between_processes(tmp_path: Path, backend: st
     np.testing.assert_allclose(off["run"]["losses"], first["run"]["losses"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_cache_is_the_users_by_default_and_can_be_switched(
     tmp_path: Path, backend: str
 ) -> None:

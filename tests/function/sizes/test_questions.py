@@ -83,6 +83,7 @@ def test_a_verification_pads_every_size_by_itself() -> None:
     assert step.verify(np.ones((3, 2000), "float32")).exact
 
 
+@pytest.mark.slow
 def test_random_draws_of_every_kind_are_those_of_the_exact_shape() -> None:
     draws: dict[str, Callable[[Any], Any]] = {
         "normal": lambda x: keras.random.normal(ops.shape(x), seed=3),

@@ -546,6 +546,7 @@ def test_without_a_background_two_runs_are_equal_bit_by_bit() -> None:
     assert [kind for kind, _ in entries].count("bucket") == (2 if on_jax() else 1)
 
 
+@pytest.mark.slow
 def test_a_function_that_is_dropped_while_it_compiles() -> None:
     if not on_jax():
         pytest.skip("one program takes all sizes here")
@@ -600,6 +601,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 def test_sixty_shapes_with_a_bound_of_eight_take_little_memory() -> None:
     if not on_jax():
         pytest.skip("measured where programs are largest")
@@ -690,7 +692,7 @@ def test_a_size_past_the_warmed_up_one_still_works() -> None:
 )
 def test_a_warm_up_without_a_size_is_an_error(spec: ts.Spec, largest: Any) -> None:
     step = ts.function(lambda x: ops.sum(x))
-    with pytest.raises(ts.ArgumentError, match=r"(?s)expected.*came.*to fix"):
+    with pytest.raises(ts.ArgumentError, match=r"(?s)expected.*got.*to fix"):
         step.warm_up(spec, largest=largest)
     assert step.trace_count == 0
     assert float(step(np.ones((3, 2), "float32"))) == 6

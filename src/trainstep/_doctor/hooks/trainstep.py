@@ -11,7 +11,7 @@ from trainstep._common.import_hooks import Patches
 from trainstep._doctor.hooks.call_sites import defined, site
 from trainstep._doctor.hooks.watcher import Watcher, side_effect
 from trainstep._doctor.records import NOWHERE, Cause, Incident, Trace
-from trainstep._explain.advice import Effect
+from trainstep._explain.causes import Effect
 from trainstep._explain.ledger import Ledger, TraceEvent, listeners
 
 

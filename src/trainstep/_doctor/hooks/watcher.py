@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trainstep._doctor.hooks.assignments import assignment_lines
 from trainstep._doctor.hooks.call_sites import at
 from trainstep._doctor.records import NOWHERE, Incident, Log, Note, Site, Trace
-from trainstep._explain.advice import Effect
+from trainstep._explain.causes import Effect
 
 if TYPE_CHECKING:
     from trainstep._surroundings.captures import Captures
@@ -58,7 +58,7 @@ class OpenTrace:
         observer, before = self.observer, self._before
         if observer is not None:
             observer.__exit__()
-        from trainstep._surroundings.snapshot import taken
+        from trainstep._surroundings.reach import taken
 
         captures = None
         if before is not None and self._look is not None and not self.trace.failed:
@@ -247,7 +247,7 @@ class Watcher:
 
 
 def _reached(fn: Any, values: Sequence[Any], uses: Callable[[], Sequence[Any]]) -> Reach:
-    from trainstep._surroundings.snapshot import reached
+    from trainstep._surroundings.reach import reached
 
     return reached(fn, values, uses)
 

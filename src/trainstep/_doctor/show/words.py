@@ -8,7 +8,7 @@ from trainstep._doctor.report import Event, Finding, Function
 
 _PHASES = {"trace": "trace", "lower": "lower", "compile": "compile", "first_run": "first run"}
 
-# The severity of each kind of finding; the keys are those of `_explain.advice.FINDINGS`.
+# The severity of each kind of finding; the keys are those of `_explain.causes.FINDINGS`.
 _SEVERITY = {
     "recompile-limit": ("high", "runs uncompiled"),
     "retraces": ("medium", "costs time"),

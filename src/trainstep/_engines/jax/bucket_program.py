@@ -16,7 +16,7 @@ from trainstep._common.codegen import Source
 from trainstep._engines.contract import Axes, Executable, Options, Refused, Sizes, Tensor, Variable
 from trainstep._engines.jax.masking import evaluate
 from trainstep._engines.jax.masking.bucket import Bucket, varying
-from trainstep._engines.jax.processes import whole
+from trainstep._engines.jax.processes import gather
 from trainstep._engines.jax.program import FastExecutable, WaitingExecutable, build
 from trainstep._engines.jax.symbolic_sizes import true_shape
 from trainstep._engines.shared.padding import Padding, own
@@ -139,7 +139,7 @@ class _KnownSizes(dict[tuple[int, ...], Tensor]):
 
 def here(x: Any) -> Any:
     """An array that can be read in this process."""
-    return whole(x) if isinstance(x, jax.Array) else x
+    return gather(x) if isinstance(x, jax.Array) else x
 
 
 _REMEMBERED = 4096  # sizes whose shapes of outputs are kept

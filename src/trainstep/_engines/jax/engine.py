@@ -36,7 +36,7 @@ from trainstep._engines.contract import (
 from trainstep._engines.jax import disk_cache, tricks
 from trainstep._engines.jax.host import host_call
 from trainstep._engines.jax.layout import Layout
-from trainstep._engines.jax.processes import KeyValues, connect, launched, told, whole
+from trainstep._engines.jax.processes import KeyValues, broadcast, connect, gather, launched
 from trainstep._engines.jax.program import build
 from trainstep._engines.jax.record import is_tensor, record, replayable, trace_sizes
 from trainstep._engines.shared.host_function import HostFunction, Results
@@ -69,11 +69,11 @@ class JaxEngine(Engine):
     ) -> KeyValues:
         return connect(address, count, index, heartbeat=heartbeat, timeout=timeout)
 
-    def told(self, value: Any) -> Any:
-        return told(value)
+    def broadcast(self, value: Any) -> Any:
+        return broadcast(value)
 
-    def whole(self, variable: Variable) -> Any:
-        return whole(variable.value)
+    def gather(self, variable: Variable) -> Any:
+        return gather(variable.value)
 
     def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
         tricks.assign(variables, values)

@@ -1,9 +1,8 @@
-"""JAX: the runtime of many processes."""
+"""JAX: starts the runtime of many processes, and sends values between them."""
 
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +13,15 @@ from jax.experimental import multihost_utils
 
 from trainstep._common.errors import ProcessLostError, StrategyError
 from trainstep._engines.shared.heartbeat import note_lost
+from trainstep._engines.shared.messages import decode, encode
 
 Found = tuple[str, int, int]
-_PATIENCE = 3  # JAX's own heartbeat ends a process without a word: ours comes first
+_PATIENCE = 3  # JAX's own heartbeat ends a process without a message, so ours has to be faster
+_DIGIT = 2**30  # sizes are sent as two digits: JAX cuts an int64 down to 32 bits
 
 
 def launched() -> Found | None:
-    """What SLURM, Open MPI, Kubernetes or a cloud has set, as JAX detects it."""
+    """Returns the address, count and index set by SLURM, Open MPI, Kubernetes or a cloud."""
     if not any(env.is_env_present() for env in clusters.ClusterEnv._cluster_types):
         return None
     address, count, index, _ = clusters.ClusterEnv.auto_detect_unset_distributed_params(
@@ -32,7 +33,7 @@ def launched() -> Found | None:
 
 
 def connect(address: str, count: int, index: int, *, heartbeat: float, timeout: float) -> KeyValues:
-    """Starts the runtime; the first process listens on the address itself, not on all."""
+    """Starts the runtime. Its coordinator listens on the given address only."""
     try:
         jax.distributed.initialize(
             address,
@@ -47,16 +48,16 @@ def connect(address: str, count: int, index: int, *, heartbeat: float, timeout: 
     except RuntimeError as error:
         raise StrategyError(
             f"process {index} of {count} could not join the others.\n"
-            f"  expected: to be called before JAX computes, with process 0 at {address}\n"
-            f"  came:     {str(error).splitlines()[0]}\n"
-            "  to fix:   call `trainstep.initialize` at the start of the script; see that all "
-            "processes run, and that the address is one of the first's"
+            f"  expected: a call before JAX computes anything, and process 0 at {address}\n"
+            f"  got:      {str(error).splitlines()[0]}\n"
+            "  to fix:   call `trainstep.initialize` at the start of the script; check that all "
+            "processes run, and that the address belongs to the machine of process 0"
         ) from error
     return KeyValues()
 
 
 class KeyValues:
-    """The strings that JAX's coordinator keeps."""
+    """The strings that JAX's coordinator stores."""
 
     def set(self, key: str, value: str) -> None:
         distributed.global_state.client.key_value_set(key, value, allow_overwrite=True)
@@ -65,23 +66,24 @@ class KeyValues:
         return dict(distributed.global_state.client.key_value_dir_get(prefix))
 
 
-def told(value: Any) -> Any:
-    """What the first process has, in all of them."""
-    data = np.frombuffer(pickle.dumps(value), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
-    own = data if jax.process_index() == 0 else np.zeros(size, np.uint8)
-    return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes())
+def broadcast(value: Any) -> Any:
+    """Returns the value of the first process, in every process."""
+    data = np.frombuffer(encode(value), np.uint8)
+    digits = np.array(divmod(len(data), _DIGIT), np.int32)
+    high, low = map(int, multihost_utils.broadcast_one_to_all(digits))
+    own = data if jax.process_index() == 0 else np.zeros(high * _DIGIT + low, np.uint8)
+    return decode(np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes())
 
 
-def whole(value: Any) -> Any:
-    """An array that may lie in many processes, in the memory of this one."""
+def gather(value: Any) -> Any:
+    """Returns an array, which may be sharded over processes, as a NumPy array."""
     if value.is_fully_addressable or value.is_fully_replicated:
         return np.asarray(value)
     return np.asarray(multihost_utils.process_allgather(value, tiled=True))
 
 
 def with_others(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call in which all processes take part; if one is gone, it fails with that message."""
+    """Wraps a call of all processes: if it fails, it raises a ProcessLostError."""
 
     def run(*operands: Any) -> Any:
         try:

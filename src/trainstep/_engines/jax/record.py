@@ -48,7 +48,7 @@ def record(scope: Recording, step: Step, leaves: Sequence[Any]) -> Any:
     """
 
     def pure(*tensors: Tensor) -> list[Tensor]:
-        trace = scope.home = scope.place()
+        trace = scope.home = scope.current_graph()
 
         def lift(variable: Variable) -> Tensor:
             # At the top of this trace, wherever the read is: a loop body closes over it.

@@ -64,8 +64,8 @@ class TensorFlowEngine(Engine):
 
         return connect(address, count, index, timeout=timeout)
 
-    def told(self, value: Any) -> Any:
-        return _group().told(value)
+    def broadcast(self, value: Any) -> Any:
+        return _group().broadcast(value)
 
     def rows(self, array: Any) -> Iterable[Any]:
         # Of large rows, a copy more takes longer. What no step takes is told by who checks batches.
@@ -77,7 +77,7 @@ class TensorFlowEngine(Engine):
             yield from tf.unstack(tricks.tensor_of(array[start : start + _TOGETHER]))
 
     def preempted(self, step: int, asked: bool) -> bool:
-        return any(_group().gathered(asked))
+        return any(_group().all_gather(asked))
 
     def shape(self, x: Any) -> tuple[int, ...]:
         return tuple(x.shape)

@@ -168,13 +168,13 @@ class Layout:
     def joined(self, leaves: Sequence[Any] | None, last: Sequence[Any] | None) -> list[Any] | None:
         """The arrays of a batch, of the rows that each process has; None if no process has any."""
         assert self._group is not None
-        counts = self._group.gathered(None if leaves is None else len(leaves[0]))
+        counts = self._group.all_gather(None if leaves is None else len(leaves[0]))
         if all(count is None for count in counts):
             return None
         if leaves is not None and None not in counts and self._are_shares(counts):
             rows = sum(counts)
             return [self.assembled((rows, *x.shape[1:]), 0, partial(_as_is, x)) for x in leaves]
-        found = [each for each in self._group.gathered(leaves) if each is not None]
+        found = [each for each in self._group.all_gather(leaves) if each is not None]
         return [np.concatenate(parts) for parts in zip(*found, strict=True)]
 
     def _are_shares(self, counts: Sequence[int]) -> bool:
@@ -186,7 +186,7 @@ class Layout:
     def agree(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays of the first process, in all of them."""
         assert self._group is not None
-        return list(self._group.told(list(arrays)))
+        return list(self._group.broadcast(list(arrays)))
 
 
 def _as_is(own: Any, part: tuple[slice, ...]) -> Any:

@@ -1,11 +1,9 @@
-"""TensorFlow: the runtime of many processes, and what they send each other."""
+"""TensorFlow: starts the runtime of many processes, and sends values between them."""
 
 from __future__ import annotations
 
 import itertools
-import pickle
 import socket
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,37 +13,48 @@ from tensorflow.python.ops import collective_ops
 
 from trainstep._common.errors import ProcessLostError, StrategyError
 from trainstep._engines.contract import Tensor, Variable
+from trainstep._engines.shared.authkey import job_key
 from trainstep._engines.shared.heartbeat import note_lost
-from trainstep._engines.tensorflow.listen_filter import hear_only
-from trainstep._engines.tensorflow.store import Kept, Store
+from trainstep._engines.shared.messages import decode, encode
+from trainstep._engines.tensorflow.store import Store, StoreServer
 
-_KEY = 7001  # of the group of all processes; TensorFlow numbers its own from 1
-_SUMS, _SIZES = 2**10, 2**20  # how many numbers a group has, for sums and for sizes of each
+_KEY = 7001  # the group key of all processes; TensorFlow numbers its own groups from 1
+_SUMS, _SIZES = 2**10, 2**20  # instance keys in a group: so many sums, so many sizes of each
 _group: Group | None = None
 
 
 def group() -> Group | None:
-    """The processes of the job; None if there is one."""
+    """Returns the processes of the job; None if this is the only one."""
     return _group
 
 
 def connect(address: str, count: int, index: int, *, timeout: float) -> Store:
-    """Starts the runtime. Each process gets a port of its own, and tells it the others."""
+    """Starts the runtime: each process chooses a port, and the store gives all of them to each.
+
+    The port is bound by TensorFlow's gRPC server, which listens on all interfaces, authenticates
+    nobody, and cannot be configured otherwise. The store listens on `address` only.
+
+    Raises:
+        StrategyError: The job has no key, or the processes do not find each other.
+    """
     global _group
     host, _, port = address.rpartition(":")
+    key = job_key(host)
     try:
+        place = (host, int(port))
         if index == 0:
-            _kept.append(Kept((host, int(port)), backlog=2 * count))
-        store = Store((host, int(port)), timeout)
-        own = _own_address(host, int(port))
-        store.set(f"trainstep/workers/{index}", own)
-        workers = [store.get(f"trainstep/workers/{k}", count).decode() for k in range(count)]
-        # TensorFlow waits for the others with Python standing still, and the store with it: the
-        # first process may begin only when nobody asks for anything any more.
+            _servers.append(StoreServer(place, key, backlog=2 * count))
+        store = Store(place, key, timeout)
+        heartbeats = Store(place, key, timeout)  # used by another thread
+        store.set(f"trainstep/workers/{index}", _free_port(store.own_host))
+        names = [f"trainstep/workers/{k}" for k in range(count)]
+        workers = [store.get(name, count, timeout).decode() for name in names]
+        # While TensorFlow waits for the others, it keeps Python's lock, and the store is blocked.
+        # The first process may begin only when no other one still needs the store.
         store.set(f"trainstep/ready/{index}", "")
         if index == 0:
             for k in range(count):
-                store.get(f"trainstep/ready/{k}", 1)
+                store.get(f"trainstep/ready/{k}", 1, timeout)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": workers}),
             task_type="worker",
@@ -55,42 +64,25 @@ def connect(address: str, count: int, index: int, *, timeout: float) -> Store:
         ring = tf.distribute.experimental.CommunicationImplementation.RING
         options = tf.distribute.experimental.CommunicationOptions(implementation=ring)
         runtime = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
-    except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
+    except (OSError, EOFError, RuntimeError, ValueError, tf.errors.OpError) as error:
         raise StrategyError(
             f"process {index} of {count} could not join the others.\n"
-            f"  expected: process 0 at {address}, and no tensor made before\n"
-            f"  came:     {str(error).splitlines()[0]}\n"
-            "  to fix:   see that all processes run, that the address is one of the first's, and "
-            "that `trainstep.initialize` comes first"
+            f"  expected: process 0 at {address}, and no tensor computed before\n"
+            f"  got:      {(str(error) or type(error).__name__).splitlines()[0]}\n"
+            "  to fix:   check that all processes run, that the address belongs to the machine of "
+            "process 0, and that `trainstep.initialize` is called first"
         ) from error
-    _hear_only(own)
     _group = Group(store, count, index, runtime)
-    return Store((host, int(port)), timeout)  # for another thread
+    return heartbeats
 
 
-_kept: list[Kept] = []  # of the first process: as long as it lives
+_servers: list[StoreServer] = []  # of the first process: it serves as long as the process lives
 
 
-def _own_address(host: str, port: int) -> str:
-    """Where the others reach this process: the address it has to the first one, and a free port."""
-    with socket.create_connection((host, port)) as made:
-        own = made.getsockname()[0]
-    with socket.create_server((own, 0)) as free:
-        return f"{own}:{free.getsockname()[1]}"
-
-
-def _hear_only(own: str) -> None:
-    """TensorFlow's server listens on all interfaces; it is to hear this address alone."""
-    host, _, port = own.rpartition(":")
-    try:
-        hear_only(host, int(port))
-    except OSError as error:
-        warnings.warn(
-            f"TensorFlow's runtime listens on all interfaces of this machine, at port {port}: it "
-            f"could not be kept to {host} ({error}). Nothing that goes over it is authenticated: "
-            "let a firewall close the port to other networks.",
-            stacklevel=4,
-        )
+def _free_port(host: str) -> str:
+    """Returns `host:port`, with a port that is free on this machine."""
+    with socket.create_server((host, 0)) as server:
+        return f"{host}:{server.getsockname()[1]}"
 
 
 class Group:
@@ -103,15 +95,16 @@ class Group:
 
     def __init__(self, store: Store, count: int, index: int, runtime: Any) -> None:
         self.count, self.index = count, index
-        self._store, self._runtime = store, runtime  # which ends when it is let go
+        # The runtime ends when nothing refers to it any more.
+        self._store, self._runtime = store, runtime
         self._message = itertools.count()
         self._sum = itertools.count(1)
 
     def add_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sums of tensors over all processes, one message for each dtype.
+        """Returns the sums of tensors over all processes, with one message for each dtype.
 
-        It is part of a graph. All processes write the same graphs in the same order, and so the
-        same sums have the same numbers.
+        The sums are part of a graph. All processes build the same graphs in the same order, so a
+        sum has the same instance key in each of them.
         """
         found: list[Any] = [None] * len(tensors)
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
@@ -128,9 +121,9 @@ class Group:
     def _added(self, flat: Tensor) -> Tensor:
         graph = tf.compat.v1.get_default_graph()
         more, number = divmod(next(self._sum), _SUMS)
-        # A number stands for one size for ever; where sizes vary, each of them has one.
+        # TensorFlow ties an instance key to one size; dynamic sizes need a key for each size.
         instance = number * _SIZES + tf.size(flat) % _SIZES
-        # One after the other: no process may wait for a sum that another has not come to.
+        # In one order: two processes that each wait in a different sum would wait for ever.
         with tf.control_dependencies(getattr(graph, "trainstep_sums", [])):
             total = collective_ops.all_reduce_v2(
                 flat, self.count, _KEY + more, instance, communication_hint="ring"
@@ -138,35 +131,36 @@ class Group:
         graph.trainstep_sums = [total]
         return total
 
-    def told(self, value: Any) -> Any:
-        """What the first process has, in all of them."""
-        key = f"trainstep/told/{next(self._message)}"
+    def broadcast(self, value: Any) -> Any:
+        """Returns the value of the first process, in every process."""
+        key = f"trainstep/broadcast/{next(self._message)}"
         if self.index == 0:
             self._put(key, value)
-        return self._got(key)
+        return self._get(key)
 
-    def gathered(self, value: Any) -> list[Any]:
-        """What each process has, in all of them."""
-        key = f"trainstep/gathered/{next(self._message)}"
+    def all_gather(self, value: Any) -> list[Any]:
+        """Returns the values of all processes, in every process."""
+        key = f"trainstep/all_gather/{next(self._message)}"
         self._put(f"{key}/{self.index}", value)
-        return [self._got(f"{key}/{k}") for k in range(self.count)]
+        return [self._get(f"{key}/{k}") for k in range(self.count)]
 
     def _put(self, key: str, value: Any) -> None:
         try:
-            self._store.put(key, pickle.dumps(value))
+            self._store.put(key, encode(value))
         except (OSError, EOFError) as error:
             raise _lost(error) from error
 
-    def _got(self, key: str) -> Any:
+    def _get(self, key: str) -> Any:
         try:
-            return pickle.loads(self._store.get(key, self.count))
+            message = self._store.get(key, self.count)
         except (OSError, EOFError) as error:
             raise _lost(error) from error
+        return decode(message)
 
     def agree_on(self, variables: Iterable[Variable]) -> None:
         """Gives variables the values of the first process, when they are first used."""
         new = [v for v in variables if not getattr(v, "_trainstep_agreed", False)]
-        values = self.told([keras.ops.convert_to_numpy(v.value) for v in new])
+        values = self.broadcast([keras.ops.convert_to_numpy(v.value) for v in new])
         for variable, value in zip(new, values, strict=True):
             variable._value.assign(value)
             variable._trainstep_agreed = True

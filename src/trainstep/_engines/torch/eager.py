@@ -22,7 +22,7 @@ def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder, culprit: st
     recorder.uncompiled = True
     _run(step, tensors, recorder)
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
-    place = recorder.place
+    place = recorder.current_graph
 
     def build(compiler: str, bucket: Sizes | None = None) -> Executable:
         def run(leaves: Sequence[Any]) -> Sequence[Tensor]:

@@ -80,10 +80,10 @@ class TorchEngine(Engine):
 
         return connect(address, count, index, timeout=timeout)
 
-    def told(self, value: Any) -> Any:
-        from trainstep._engines.torch.processes import told
+    def broadcast(self, value: Any) -> Any:
+        from trainstep._engines.torch.processes import broadcast
 
-        return told(value)
+        return broadcast(value)
 
     def rng_state(self) -> Any:
         return torch.get_rng_state().numpy()

@@ -24,7 +24,7 @@ from trainstep._engines.shared.row_cuts import batch_of, with_own_rows
 from trainstep._engines.torch.collectives import gather
 from trainstep._engines.torch.partition.partition import Rows, partitioned
 from trainstep._engines.torch.partition.shapes import own_sizes, varying_sizes
-from trainstep._engines.torch.processes import told
+from trainstep._engines.torch.processes import all_gather, broadcast
 from trainstep._engines.torch.state import as_tensor, set_grad_enabled, value_of, write_back
 
 
@@ -138,9 +138,10 @@ class Layout:
     def _agree_on(variables: Any) -> None:
         """Gives variables the values of the first process, when they are first used."""
         new = [v for v in variables if not getattr(v, "_trainstep_agreed", False)]
-        values = told([v._value.detach() for v in new])
+        values = broadcast([_bytes_of(v._value) for v in new])
         for variable, value in zip(new, values, strict=True):
-            variable._value.data = value
+            own = variable._value
+            own.data = torch.from_numpy(value).view(own.dtype).reshape(own.shape).clone()
             variable._trainstep_agreed = True
 
     def assembled(
@@ -152,9 +153,7 @@ class Layout:
 
     def joined(self, leaves: Sequence[Any] | None, last: Sequence[Any] | None) -> list[Any] | None:
         """The arrays of a batch, of the rows that each process has; None if no process has any."""
-        every: list[Any] = [None] * self.processes
-        dist.all_gather_object(every, leaves)
-        found = [each for each in every if each is not None]
+        found = [each for each in all_gather(leaves) if each is not None]
         if not found:
             return None
         return [np.concatenate(parts) for parts in zip(*found, strict=True)]
@@ -162,4 +161,9 @@ class Layout:
     @staticmethod
     def agree(arrays: Sequence[Any]) -> list[Any]:
         """The arrays of the first process, in all of them."""
-        return list(told(list(arrays)))
+        return list(broadcast(list(arrays)))
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """Returns the elements of a tensor as bytes: NumPy does not have all dtypes of torch."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""PyTorch: the runtime of many processes."""
+"""PyTorch: starts the runtime of many processes, and sends values between them."""
 
 from __future__ import annotations
 
@@ -11,43 +11,46 @@ import torch
 import torch.distributed as dist
 
 from trainstep._common.errors import StrategyError
-from trainstep._engines.torch.collectives import reduce
+from trainstep._engines.shared.messages import decode, encode
+from trainstep._engines.torch.collectives import broadcast_bytes, gather_bytes, reduce
 
 
 def connect(address: str, count: int, index: int, *, timeout: float) -> KeyValues:
-    """Starts the runtime; the first process listens on the address itself, not on all."""
+    """Starts the runtime. The store of the first process listens on the given address only."""
     host, _, port = address.rpartition(":")
     wait = timedelta(seconds=timeout)
     try:
-        listens = _listening(host, int(port)) if index == 0 else None
+        server = _listen(host, int(port)) if index == 0 else None
         store = dist.TCPStore(
             host,
             int(port),
             count,
             index == 0,
             wait,
-            master_listen_fd=None if listens is None else listens.detach(),
+            master_listen_fd=None if server is None else server.detach(),
         )
         dist.init_process_group("gloo", store=store, rank=index, world_size=count, timeout=wait)
     except (RuntimeError, OSError) as error:
         raise StrategyError(
             f"process {index} of {count} could not join the others.\n"
             f"  expected: process 0 at {address}\n"
-            f"  came:     {str(error).splitlines()[0]}\n"
-            "  to fix:   see that all processes run, and that the address is one of the first's"
+            f"  got:      {str(error).splitlines()[0]}\n"
+            "  to fix:   check that all processes run, and that the address belongs to the machine "
+            "of process 0"
         ) from error
     atexit.register(dist.destroy_process_group)
     return KeyValues(dist.TCPStore(host, int(port), count, False, wait), count)
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    made = socket.create_server((host, port), backlog=2048)
-    made.setblocking(False)
-    return made
+def _listen(host: str, port: int) -> socket.socket:
+    """Binds here: a TCPStore that binds for itself listens on all interfaces."""
+    server = socket.create_server((host, port), backlog=2048)
+    server.setblocking(False)
+    return server
 
 
 class KeyValues:
-    """The strings that the first process keeps."""
+    """The strings that the first process stores."""
 
     def __init__(self, store: Any, count: int) -> None:
         self._store, self._count = store, count
@@ -61,15 +64,18 @@ class KeyValues:
         return {key: self._store.get(key).decode() for key in keys if self._store.check([key])}
 
 
-def told(value: Any) -> Any:
-    """What the first process has, in all of them."""
-    found = [value]
-    dist.broadcast_object_list(found, src=0)
-    return found[0]
+def broadcast(value: Any) -> Any:
+    """Returns the value of the first process, in every process."""
+    return decode(broadcast_bytes(encode(value)))
+
+
+def all_gather(value: Any) -> list[Any]:
+    """Returns the values of all processes, in every process."""
+    return [decode(message) for message in gather_bytes(encode(value))]
 
 
 def any_of(asked: bool) -> bool:
-    """Whether any process says so; all of them hear it at the same step."""
+    """Returns whether `asked` is true in any process; all get the answer at the same step."""
     if not dist.is_initialized():
         return False
     flag = torch.tensor([int(asked)])

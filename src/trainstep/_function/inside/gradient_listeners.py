@@ -49,7 +49,7 @@ class Taken:
     def note(self, made: Differentiation) -> None:
         """Hears of a differentiation."""
         scope = current_scope()
-        at_home = not isinstance(scope, Scope) or scope.place() is scope.home
+        at_home = not isinstance(scope, Scope) or scope.current_graph() is scope.home
         if scope is self._scope and at_home:
             self.here.append(made)
         else:

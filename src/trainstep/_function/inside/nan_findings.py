@@ -16,7 +16,7 @@ import numpy as np
 from keras import ops
 
 from trainstep._common.errors import NonFiniteError
-from trainstep._state.outputs import Judged
+from trainstep._state.outputs import CheckedOutput
 
 _local = threading.local()
 _SHOWN = 4  # parts that a message may name
@@ -71,7 +71,7 @@ class Findings:
         """A step's result, which the host hands out only if nothing was found."""
         found = self._found.value
         self._found.assign(ops.zeros_like(found))
-        return Judged(result, self._judge, (found, self._count.value))
+        return CheckedOutput(result, self._judge, (found, self._count.value))
 
     def _judge(self, result: Any, found: Any, count: Any) -> Any:
         steps = np.atleast_2d(ops.convert_to_numpy(found))  # of one step, or of several in a call

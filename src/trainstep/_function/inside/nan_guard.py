@@ -23,7 +23,7 @@ from trainstep._common.structure import structure
 from trainstep._function.inside.gradient_listeners import Differentiation, Taken, listening
 from trainstep._function.inside.nan_findings import Findings, Part
 from trainstep._state.locks import locked
-from trainstep._state.scopes import Branch, apart, current_scope, no_scope, recording
+from trainstep._state.scopes import Branch, current_scope, no_scope, recording, run_isolated
 
 _SMALL = 2**17  # elements of a gradient that is copied to be looked at with others
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -66,7 +66,7 @@ class Guard:
                 with listening() as taken:
                     return taken, fn(*args, **kwargs)
 
-            branch, (taken, result) = apart(case, as_step=True)
+            branch, (taken, result) = run_isolated(case, as_step=True)
             parts = _parts(branch, taken, named=self._findings is not None)
             if parts:
                 self._let_out(branch, parts)

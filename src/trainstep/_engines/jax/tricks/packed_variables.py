@@ -29,7 +29,7 @@ from jax import lax
 from jax._src.lib import xla_client
 from jax.sharding import SingleDeviceSharding
 
-from trainstep._common.side_table import Beside
+from trainstep._common.side_table import SideTable
 from trainstep._engines.contract import Tensor, Variable
 from trainstep._state.locks import moving
 
@@ -186,7 +186,7 @@ class Pack:
 
 
 _ALONE = object()
-_held: Beside[Any] = Beside()  # by which pack a variable is held, or that it is by none
+_held: SideTable[Any] = SideTable()  # by which pack a variable is held, or that it is by none
 _choosing = threading.RLock()
 
 
