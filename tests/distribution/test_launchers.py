@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import secrets
 import signal
@@ -39,8 +38,6 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A Ray of its own, which leaves nothing behind; the names of its sockets have to be short."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs the extra `ray`")
-    if os.environ.get("TRAINSTEP_TESTS") == "shared":
-        pytest.skip("takes minutes")
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")

@@ -20,6 +20,7 @@ import pytest
 
 HERE = Path(__file__).parent
 JAX = keras.backend.backend() == "jax"
+pytestmark = pytest.mark.slow  # each test starts processes of its own
 
 
 def run(directory: Path, script: str = "training.py", **plan: Any) -> dict[str, Any]:
@@ -69,7 +70,6 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any
     return numbers
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("script", "kind"),
     [
@@ -88,7 +88,6 @@ def test_two_processes_give_the_numbers_of_one(
     np.testing.assert_allclose(several, one_process(script), rtol=0, atol=1e-10)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="the others wait for a second size")
 def test_a_refusal_is_told_at_the_second_size(tmp_path: Path) -> None:
     found = run(tmp_path, "refused.py")
@@ -96,7 +95,6 @@ def test_a_refusal_is_told_at_the_second_size(tmp_path: Path) -> None:
     assert (tmp_path / "told.0").read_text() == str([0, 0, 1, 0, 0])
 
 
-@pytest.mark.slow
 def test_a_job_listens_on_its_address_only(tmp_path: Path) -> None:
     """On TensorFlow, that holds for the port of the job, not for those of TensorFlow's runtime."""
     found = run(tmp_path, "listening.py")
@@ -104,7 +102,6 @@ def test_a_job_listens_on_its_address_only(tmp_path: Path) -> None:
     assert int((tmp_path / "ports.0").read_text()) > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_frozen_process_ends_the_other(tmp_path: Path, rank: int) -> None:
     found = run(tmp_path, kill={"rank": rank, "signal": int(signal.SIGSTOP), "after": 5})
@@ -114,7 +111,6 @@ def test_a_frozen_process_ends_the_other(tmp_path: Path, rank: int) -> None:
     assert found["seconds"][0] < 30  # a heartbeat of 4 s
 
 
-@pytest.mark.slow
 def test_a_killed_process_ends_the_other(undisturbed: str, tmp_path: Path) -> None:
     """Also the first, which JAX notices itself, with a message of its own."""
     found = run(tmp_path, kill={"rank": 1, "signal": int(signal.SIGKILL), "after": 5})
@@ -129,7 +125,6 @@ def test_a_killed_process_ends_the_other(undisturbed: str, tmp_path: Path) -> No
     assert hashes(again) == {undisturbed}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(int(os.environ.get("TRAINSTEP_KILLS", "1"))))
 def test_torchrun_restarts_a_run(undisturbed: str, tmp_path: Path, attempt: int) -> None:
     """Any rank, killed or frozen, at any moment; `TRAINSTEP_KILLS=10` does it so often."""
@@ -147,7 +142,6 @@ def test_torchrun_restarts_a_run(undisturbed: str, tmp_path: Path, attempt: int)
     assert hashes(found) == {undisturbed}, kill
 
 
-@pytest.mark.slow
 def test_sigterm_saves_and_stops(undisturbed: str, tmp_path: Path) -> None:
     found = run(tmp_path, kill={"rank": 1, "signal": int(signal.SIGTERM), "after": 14})
     assert found["codes"] == [143], found["text"]

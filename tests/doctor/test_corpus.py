@@ -28,9 +28,8 @@ from .running import SCRIPTS, examined, examined_here, python
 ENGINE = keras.backend.backend()
 CASES = {"jax": JAX, "tensorflow": TENSORFLOW, "torch": TORCH}
 ALL = os.environ.get("TRAINSTEP_CORPUS") == "all"
-IN_CI = os.environ.get("TRAINSTEP_TESTS") == "shared"  # where all of the tools are there
 WITHOUT = [name for name in ("flax", "optax") if importlib.util.find_spec(name) is None]
-WITH_FLAX = ENGINE == "jax" and (IN_CI or not WITHOUT)
+WITH_FLAX = ENGINE == "jax" and not WITHOUT
 EVERY = [*CASES[ENGINE], *(FLAX if WITH_FLAX else ())]
 # JAX has a second device, and TensorFlow logs XLA's compilations, only in a process of their own.
 APART = {"jax": "jax_sharding", "tensorflow": "tensorflow_keras_xla", "torch": "torch_shape"}[
