@@ -244,7 +244,7 @@ def test_all_traces_of_sixty_are_on_the_page_and_most_are_folded() -> None:
     assert sorted(n for n in numbers if n > 1) == list(range(2, 62))
     opened = [attrs for attrs in parsed.named("details") if "open" in attrs]
     assert [attrs["id"] for attrs in opened] == ["function-0"]
-    assert "Also to fix: a program of its own: convert to one dtype" in parsed.said
+    assert "Also to fix: each dtype needs a program: convert to one dtype" in parsed.said
 
 
 def test_the_same_function_of_two_processes_is_told_apart() -> None:

@@ -218,7 +218,7 @@ def test_one_trace_too_many_is_shown_and_not_folded() -> None:
 def test_a_cure_that_no_finding_says_is_still_said_and_none_is_said_twice() -> None:
     shown = text(samples.many())
 
-    assert "to fix:  a program of its own: convert to one dtype before the call" in shown
+    assert "to fix:  each dtype needs a program: convert to one dtype before the call" in shown
     assert shown.count("input_signature") == 1
 
 

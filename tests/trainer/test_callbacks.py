@@ -1,6 +1,6 @@
 """Keras callbacks under `Trainer.fit` hear and do what they hear and do under Keras's `fit`.
 
-Tolerance: a few float32 roundings over a few epochs of SGD, as in `test_trainer_fit.py`.
+Tolerance: a few float32 roundings over a few epochs of SGD, as in `test_fit.py`.
 """
 
 from __future__ import annotations

@@ -502,11 +502,11 @@ def asks_iteration(x: Any) -> Any:
 def test_a_size_that_python_needs_as_a_number_is_refused_with_the_line(
     asks: Callable[[Any], Any],
 ) -> None:
-    with pytest.raises(Refused, match=r"`b.*` is needed as a number at .*test_torch_sizes.py") as e:
+    with pytest.raises(Refused, match=r"`b.*` is needed as a number at .*test_symbolic_sizes.py") as e:
         record(lambda x: [asks(x)], [normal(6, 4)], (B,))
 
     line = asks.__code__.co_firstlineno + 1
-    assert f"test_torch_sizes.py:{line}" in str(e.value)
+    assert f"test_symbolic_sizes.py:{line}" in str(e.value)
     assert user_code.raised_at(e.value.__traceback__)[0].endswith(f":{line}")
 
 
@@ -515,7 +515,7 @@ def test_a_recurrent_layer_over_a_time_that_varies_is_refused() -> None:
     model = keras.Sequential([keras.Input((None, 4)), layers.LSTM(3)])
 
     with pytest.raises(
-        Refused, match=r"`t` is needed .* by keras\..*rnn.*, from .*test_torch_sizes"
+        Refused, match=r"`t` is needed .* by keras\..*rnn.*, from .*test_symbolic_sizes"
     ):
         record(lambda x: [model(x)], [normal(3, 5, 4)], (("b", "t", None),))
 
