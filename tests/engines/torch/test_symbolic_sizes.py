@@ -502,7 +502,9 @@ def asks_iteration(x: Any) -> Any:
 def test_a_size_that_python_needs_as_a_number_is_refused_with_the_line(
     asks: Callable[[Any], Any],
 ) -> None:
-    with pytest.raises(Refused, match=r"`b.*` is needed as a number at .*test_symbolic_sizes.py") as e:
+    with pytest.raises(
+        Refused, match=r"`b.*` is needed as a number at .*test_symbolic_sizes.py"
+    ) as e:
         record(lambda x: [asks(x)], [normal(6, 4)], (B,))
 
     line = asks.__code__.co_firstlineno + 1
