@@ -14,6 +14,8 @@ import pytest
 
 import trainstep as ts
 
+pytestmark = pytest.mark.plain
+
 NAMES = [
     "ArgumentError",
     "CheckpointError",

@@ -13,6 +13,8 @@ import pytest
 from .judge import TOLERANCE, Bench, Results, difference, sound
 from .zoo import CASES, ENGINES
 
+pytestmark = pytest.mark.slow
+
 GROUPS = {"task": 90, "sequence": 60, "layer": 60}  # at least so many
 
 
