@@ -30,7 +30,7 @@ from trainstep._explain import causes
 from trainstep._explain.causes import Effect
 from trainstep._explain.ledger import listeners
 from trainstep._function.arguments import Arguments
-from trainstep._function.inside.nan_findings import hearing, judged
+from trainstep._function.inside.nan_guard import hearing, judged
 from trainstep._function.parameters import Parameters
 from trainstep._function.settings import StepSettings
 from trainstep._function.sizes.families import Call

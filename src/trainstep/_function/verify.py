@@ -21,7 +21,7 @@ from keras import ops
 
 from trainstep._common.structure import structure
 from trainstep._engines.shared.padding import FILLINGS, filling
-from trainstep._function.inside.gradient_listeners import listening
+from trainstep._function.inside.gradients import listening
 
 TOLERANCE = 1e-5
 

@@ -6,7 +6,10 @@ them, or by positional arguments. Works inside and outside a `function`, and ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -18,7 +21,9 @@ from trainstep._common.errors import GradientError, nothing_to_differentiate_by
 from trainstep._common.structure import filled, leaves, like, structure
 from trainstep._engines import Engine
 from trainstep._engines.contract import Tensor, Variable, Wanted
-from trainstep._function.inside.gradient_listeners import Differentiation, differentiating
+from trainstep._state.scopes import Scope, current_scope
+
+_local = threading.local()
 
 
 def value_and_grad(
@@ -265,3 +270,70 @@ def _tensors(value: Any, engine: Engine) -> Any:
     if children is not None:
         return like(value, [_tensors(child, engine) for _, child in children])
     return _tensor(value, engine) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+# Listeners ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiation:
+    """One call of `value_and_grad`.
+
+    Attributes:
+        value: The scalar.
+        gradients: Its gradients, in the structure in which they are returned.
+        variables: What they are by, if variables were named.
+    """
+
+    value: Any
+    gradients: Any
+    variables: Sequence[Any] | None
+
+
+class Taken:
+    """What was differentiated in one scope.
+
+    Attributes:
+        here: The differentiations, in order.
+        elsewhere: Whether there were others in branches or loops, whose tensors cannot leave.
+    """
+
+    def __init__(self) -> None:
+        self._scope = current_scope()
+        self.here: list[Differentiation] = []
+        self.elsewhere = False
+
+    def note(self, made: Differentiation) -> None:
+        """Hears of a differentiation."""
+        scope = current_scope()
+        at_home = not isinstance(scope, Scope) or scope.current_graph() is scope.home
+        if scope is self._scope and at_home:
+            self.here.append(made)
+        else:
+            self.elsewhere = True
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Taken]:
+    """Hears of what is differentiated inside, which nobody around hears of then."""
+    taken = Taken()
+    with _told(taken):
+        yield taken
+
+
+@contextlib.contextmanager
+def differentiating() -> Iterator[Taken | None]:
+    """Gives the listener to tell; of what is differentiated inside nobody hears."""
+    listener = getattr(_local, "listener", None)
+    with _told(None):
+        yield listener
+
+
+@contextlib.contextmanager
+def _told(listener: Taken | None) -> Iterator[None]:
+    before = getattr(_local, "listener", None)
+    _local.listener = listener
+    try:
+        yield
+    finally:
+        _local.listener = before
