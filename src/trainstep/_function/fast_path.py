@@ -42,14 +42,15 @@ with domain.lock:
 """
 
 
-# The same for many calls, until one misses or the loop is to stop.
+# The same for many calls, until one misses or the stop flag is set, whose place is read only once.
 _LOOP = """
+stop_attributes, stop_name = stop.attributes, stop.name
 ran = 0
 for first in batches:
     args = first + last
 {body}
     ran += 1
-    if flags.get(stop):
+    if stop_attributes.get(stop_name):
         break
 return ran, None
 """
@@ -127,7 +128,7 @@ def _generate(
     loop = _LOOP.format(body=textwrap.indent(each, "    "))
     return FastPath(
         define("hit(args, cells)", once, names),
-        define("loop(batches, last, cells, flags, stop)", loop, names),
+        define("loop(batches, last, cells, stop)", loop, names),
     )
 
 

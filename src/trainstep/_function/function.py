@@ -21,7 +21,7 @@ from trainstep._function.compiler import Compiler
 from trainstep._function.declared_signature import check_largest, filled_with_zeros
 from trainstep._function.fast_path import fast_path
 from trainstep._function.policies import Policies
-from trainstep._function.program_cache import MISS, Program
+from trainstep._function.program_cache import MISS, Program, StopFlag
 from trainstep._function.settings import StepSettings
 from trainstep._function.sizes.policy import Shapes
 from trainstep._function.verify import TOLERANCE, Verification, compared, probed
@@ -93,24 +93,24 @@ class Function(Generic[P, R]):
 
         return run
 
-    def loop(self, *last: Any) -> Callable[[Iterable[Any], Mapping[str, Any], str], int]:
+    def loop(self, *last: Any) -> Callable[[Iterable[Any], StopFlag], int]:
         """Returns a function that calls this one with each tuple of arguments, and `last`.
 
-        It drops the outputs. It ends after the last tuple, or after a call that sets `flags[stop]`,
-        and returns the number of calls.
+        It drops the outputs. It ends after the last tuple, or after a call that sets the flag, and
+        returns the number of calls.
         """
         programs, cells, run = self._programs, self._cells, self.shortcut(*last)
 
-        def run_all(firsts: Iterable[Any], flags: Mapping[str, Any], stop: str) -> int:
+        def run_all(firsts: Iterable[Any], stop: StopFlag) -> int:
             left, count = iter(firsts), 0
             while True:
-                ran, other = programs.loop(left, last, cells, flags, stop)
+                ran, other = programs.loop(left, last, cells, stop)
                 count += ran
                 if other is None:
                     return count
                 run(other)
                 count += 1
-                if flags.get(stop):
+                if stop.is_set():
                     return count
 
         return run_all

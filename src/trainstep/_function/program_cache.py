@@ -17,7 +17,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trainstep._engines import Executable
 from trainstep._function.arguments import Key
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trainstep._function.sizes.family import Family, Served
 
 Hit = Callable[[Sequence[Any], Any], Any]
-Loop = Callable[[Iterator[Any], tuple[Any, ...], Any, Mapping[str, Any], str], tuple[int, Any]]
+Loop = Callable[[Iterator[Any], tuple[Any, ...], Any, "StopFlag"], tuple[int, Any]]
 _clock = itertools.count()
 _REMEMBERED = 4096  # the largest number of shapes in each lookup table
 
@@ -87,6 +87,24 @@ class Program:
         return fits is None or bool(fits())
 
 
+class StopFlag(Protocol):
+    """A flag that a callback sets to end a loop: an entry in the attributes of an object."""
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The attributes by name, as they are now."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The name of the flag."""
+        ...
+
+    def is_set(self) -> bool:
+        """Whether the loop is to end."""
+        ...
+
+
 MISS: Any = object()  # the fast path's result for a call that its program does not serve
 
 
@@ -96,7 +114,7 @@ def no_hit(args: Sequence[Any], cells: Any) -> Any:
 
 
 def no_loop(
-    batches: Iterator[Any], last: tuple[Any, ...], cells: Any, flags: Mapping[str, Any], stop: str
+    batches: Iterator[Any], last: tuple[Any, ...], cells: Any, stop: StopFlag
 ) -> tuple[int, Any]:
     """The loop of a function without a fast path: the first batch misses."""
     return 0, next(batches, None)
@@ -106,7 +124,7 @@ class FastPath(NamedTuple):
     """The fast path to a program: for one call, and for a loop over batches without outputs.
 
     A loop returns the number of batches that it has run, and the batch that missed; None if there
-    was none: the batches ended, or `flags[stop]` was set.
+    was none: the batches ended, or `stop` was set.
     """
 
     hit: Hit = no_hit
