@@ -78,15 +78,13 @@ def function(
         fn: The function. Without it, a decorator is returned.
         signature: One `Spec`, structure of `Spec`s, or None (anything) per parameter. A call that
             does not fit raises an `ArgumentError` before anything runs.
-        max_traces: The largest number of traces. A call that needs one more raises a
-            `RetraceLimitError`.
+        max_traces: The largest number of traces; one more raises a `RetraceLimitError`.
         name: The name in the ledger and in messages.
         shapes: The policy for dynamic sizes: a `Shapes`, or the name of its policy. By default the
             first size is compiled exactly; from the second on, one trace and a few programs serve
             all sizes, with the results of the exact shapes.
-        dynamic: The dynamic axes: an axis or axes by parameter, or a dict of them for arrays inside
-            a structure. The first axis of the first array, and of every array of the same length,
-            is always dynamic. `None` in a `signature` also declares a dynamic axis.
+        dynamic: More dynamic axes than the first of all arrays as long as the first array: an axis
+            or axes by parameter, or a dict of them for a structure. `None` in a `signature` is one.
         donate: Whether the step may reuse the memory of the variables that it writes (JAX). Turn
             it off if other threads read `v.value` outside any `function` while this one runs.
         optimize: `"trace"` uses the engine's quick compiler (TensorFlow without XLA, a replayed
@@ -100,8 +98,7 @@ def function(
         nan_policy: The policy for a batch whose loss or gradients are not finite: `"skip"` updates
             no variable and counts the batch (`f.skipped`); `"raise"` also raises a
             `NonFiniteError`, so each call waits for its result. None: no check.
-        strategy: The devices that the step is distributed over; see `Mirrored`. By default, the
-            strategy of the surrounding `scope`.
+        strategy: Distributes the step over devices; by default, that of the surrounding `scope`.
         engine: The engine, for tests; by default that of the current Keras backend.
 
     Returns:
