@@ -139,9 +139,9 @@ class BuildProgram(Protocol):
 class Traced:
     """A recorded step: the variables that it reads and writes, and the way to compile it.
 
-    A step that was recorded for sizes that vary may have looked at a size (`if n > 8`); `broken`
-    tells what it took for granted that is not so for these sizes, with the line that looked in
-    parentheses if that was a look from Python: "" if it serves them.
+    A step that was recorded with dynamic sizes may branch on a size (`if n > 8`).
+    `violated_assumption` returns the first assumption of the record that given sizes violate, with
+    the line that branches in parentheses if it is Python; "" if the record serves them.
     """
 
     reads: list[Variable]
@@ -149,7 +149,7 @@ class Traced:
     build: BuildProgram
     uncompiled: str = ""  # what the engine could not record: the step runs as Python
     compilers: tuple[str, ...] = ()  # those of the engine's that can compile it; (): all
-    broken: Callable[[Sizes], str] = nothing_assumed
+    violated_assumption: Callable[[Sizes], str] = nothing_assumed
 
 
 class Engine(abc.ABC):

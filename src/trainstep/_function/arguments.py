@@ -1,15 +1,15 @@
-"""From the values of a call to canonical arrays, and to the key under which its program is kept.
+"""Flattens the values of a call: into arrays, and into the cache key of its program.
 
-Every value is one of five kinds, chosen by its type once and remembered:
+Every value is of one of five kinds. Its type decides which, once per type:
 
-    array      NumPy, the engine's own, lists of numbers, what has `__array__`: by dtype and shape
+    array      NumPy's, the engine's, a list of numbers, `__array__`: keyed by dtype and shape
     number     an int or float of Python or NumPy: a 0-d array; its value never retraces
-    static     bool, str, bytes, None, enum, dtype: by type and value, so 1, 1.0 and True stay apart
-    structure  tuple, list, dict, named tuple, dataclass: its parts
-    object     everything else (a model, an optimizer, a function): by identity, never held here
+    static     bool, str, bytes, None, enum, dtype: keyed by type and value (1, 1.0 and True differ)
+    structure  tuple, list, dict, named tuple, dataclass: keyed by its parts
+    object     everything else (a model, an optimizer, a function): keyed by identity, never stored
 
-`flatten` runs at every call and is lean. `parts` and `rebuild` walk the same values again, in the
-same order, and run only when a program is missing.
+`flatten` runs at every call, so it does as little as possible. `parts` and `rebuild` traverse the
+same values again, in the same order, and run only on a cache miss.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _STATIC = (*_PLAIN_VALUES, enum.Enum, np.dtype, type, pathlib.PurePath)
 _NUMBERS = (int, float)
 
 Handler = Callable[[Any, list[Any], list[Any]], None]
-# Of a call: its structure, static values, objects and dtypes; and the shapes of its arrays.
+# (structure, static values, objects and dtypes of a call; shapes of its arrays)
 Key = tuple[tuple[Any, ...], tuple[tuple[int, ...], ...]]
 
 
 _STRINGS = "SU"
 _CURE = "convert it before the call"
 _CURES = {
-    "O": "give all of it one dtype: `np.asarray(x, 'float32')` fails where that cannot be",
+    "O": "convert it to one dtype: `np.asarray(x, 'float32')` raises where that is impossible",
     **dict.fromkeys(
         _STRINGS,
-        "give classes numbers, `np.unique(labels, return_inverse=True)[1]`, or words, by a "
-        "`keras.layers.StringLookup` before the call",
+        "encode it before the call: classes with `np.unique(labels, return_inverse=True)[1]`, "
+        "words with a `keras.layers.StringLookup`",
     ),
 }
 
@@ -65,13 +65,13 @@ class Arguments:
             slice: self._slice,
             **dict.fromkeys((bool, str, type(None)), self._static),
         }
-        self._canonical: dict[Any, tuple[str, bool]] = {}  # of NumPy's dtypes
-        self._names: dict[Any, str] = {}  # of the engine's
+        self._canonical: dict[Any, tuple[str, bool]] = {}  # by NumPy dtype: name, is a cast needed
+        self._names: dict[Any, str] = {}  # by dtype of the engine
 
     # Every call ---------------------------------------------------------------------------
 
     def flatten(self, values: Sequence[Any]) -> tuple[Key, list[Any]]:
-        """The key of the call and its arrays, in order."""
+        """Returns the key of the call, and its arrays in order."""
         key: list[Any] = []
         leaves: list[Any] = []
         handlers = self._handlers
@@ -85,11 +85,11 @@ class Arguments:
         if known is None:
             known = self._canonical[x.dtype] = self._canonical_of(x)
         dtype, cast = known
-        if cast:  # anew each time: Keras's float type may have been set since
+        if cast:  # looked up again: the user may have changed Keras's `floatx`
             dtype, _ = self._canonical_of(x)
             made = x.astype(dtype)
             if x.dtype.kind in "iu" and (made != x).any():
-                # Beyond what the engine has: an error, or a float, which comes later.
+                # Too large for the engine's integers: `Dtypes` casts it to a float, or raises.
                 dtype, made = x.dtype.name, x
             x = made
         key.append(dtype)
@@ -111,9 +111,9 @@ class Arguments:
         if -(2**31) <= x < 2**31:
             dtype = "int32"
         elif -(2**63) <= x < 2**63:
-            dtype = "int64"  # whether the engine has that, or it becomes a float, comes later
+            dtype = "int64"  # `Dtypes` casts or raises if the engine has no int64
         else:
-            raise ValueError("an integer beyond 64 bits, which no engine can hold")
+            raise ValueError("an integer of more than 64 bits, which no engine supports")
         key.append((int, dtype))
         leaves.append(np.asarray(x, dtype))
 
@@ -121,7 +121,7 @@ class Arguments:
         key.append((type(x), x))
 
     def _slice(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
-        key.append((slice, x.start, x.stop, x.step))  # a slice itself has no hash
+        key.append((slice, x.start, x.stop, x.step))  # slices are not hashable before Python 3.12
 
     def _object(self, x: Any, key: list[Any], leaves: list[Any]) -> None:
         key.append((object, identity(x)))
@@ -130,7 +130,8 @@ class Arguments:
         try:
             array = np.asarray(x)
         except Exception as error:
-            raise TypeError(f"a {type(x).__name__} that is no array: {error}") from error
+            text = f"a {type(x).__name__} that cannot be converted to an array: {error}"
+            raise TypeError(text) from error
         self._numpy(array, key, leaves)
 
     def _many(self, kind: Any, items: Any, key: list[Any], leaves: list[Any]) -> None:
@@ -156,7 +157,7 @@ class Arguments:
         self._many(type(x), [getattr(x, f.name) for f in dataclasses.fields(x)], key, leaves)
 
     def _learn(self, x: Any, kind: type) -> Handler:
-        """Decides how a type enters, once."""
+        """Chooses the handler of a type, once."""
         handler = self._handler_for(x)
         self._handlers[kind] = handler
         return handler
@@ -167,7 +168,7 @@ class Arguments:
         if self.engine.is_tensor(x) and not isinstance(x, (np.ndarray, np.generic)):
             if not self.engine.is_idle():  # a tracer of another trace
                 raise ForeignTraceError("a function", self.engine.name)
-            raise TypeError(f"a {type(x).__name__}, which a step does not take")
+            raise TypeError(f"a {type(x).__name__}, which cannot be an argument of a step")
         if isinstance(x, keras.KerasTensor):
             raise TypeError("a symbolic KerasTensor, which has no values")
         if isinstance(x, keras.Variable):
@@ -192,22 +193,22 @@ class Arguments:
         return self._array_like if hasattr(x, "__array__") else self._object
 
     def _canonical_of(self, x: Any) -> tuple[str, bool]:
-        """The dtype that the engine sees, and whether the array has to be cast to it.
+        """Returns the dtype that the engine sees, and whether the array has to be cast to it.
 
-        A float64 array becomes Keras's float type, as `fit` makes it, so that callers with
+        A float64 array becomes Keras's `floatx`, as in `keras.Model.fit`, so that calls with
         NumPy's default dtype share the program of the others.
         """
         name = x.dtype.name
         if x.dtype.kind not in "biufc" and name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
             what = "of strings" if x.dtype.kind in _STRINGS else f"of dtype {name}"
-            raise TypeError(f"an array {what}, which no engine can compute with")
+            raise TypeError(f"an array {what}, which no engine supports")
         dtype = self.engine.canonical(keras.config.floatx() if name == "float64" else name)
         return dtype, dtype != name or not x.dtype.isnative
 
-    # A missing program only ---------------------------------------------------------------
+    # On a cache miss only -----------------------------------------------------------------
 
     def parts(self, function: str, names: Sequence[str], values: Sequence[Any]) -> Iterator[Part]:
-        """The named parts of the call, for the signature."""
+        """Yields the named parts of the call, for the signature."""
         for name, value in zip(names, values, strict=True):
             yield from self._parts(function, name, value)
 
@@ -245,18 +246,18 @@ class Arguments:
             yield Part(name, array_text(shape, key[0]), "array", (shape, key[0]))
 
     def is_plain(self, value: Any) -> bool:
-        """Whether a value is an array that enters as it is."""
+        """Whether a value is an array that needs no cast."""
         if type(value) is np.ndarray:
             return not self._canonical.get(value.dtype, ("", True))[1]
         return self.engine.is_array(value)
 
     def is_object(self, value: Any) -> bool:
-        """Whether a value is an object that stands for itself: no bound method, made anew."""
+        """Whether a value is keyed by its own id. A bound method is not: each access makes one."""
         known = self._handlers.get(type(value)) == self._object
         return known and not isinstance(value, types.MethodType)
 
     def objects(self, values: Sequence[Any]) -> list[Any]:
-        """The objects of a call, which its program is compiled for."""
+        """Returns the objects of a call, which its program is compiled for."""
         found: list[Any] = []
         for value in values:
             children = structure(value)
@@ -267,7 +268,7 @@ class Arguments:
         return found
 
     def rebuild(self, values: Sequence[Any], tensors: Iterator[Any]) -> list[Any]:
-        """The values of the call with each array replaced by the next tensor."""
+        """Returns the values of the call with each array replaced by the next tensor."""
         return [self._rebuild(value, tensors) for value in values]
 
     def _rebuild(self, value: Any, tensors: Iterator[Any]) -> Any:
@@ -280,7 +281,7 @@ class Arguments:
 
 
 def identity(x: Any) -> Any:
-    """What stands for an object in a key. A bound method is a new object at each access."""
+    """Returns the key of an object. A bound method is a new object at each access."""
     if hasattr(x, "__func__") and hasattr(x, "__self__"):
         return (id(x.__self__), id(x.__func__))
     return id(x)

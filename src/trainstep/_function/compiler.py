@@ -1,11 +1,11 @@
-"""A missing program: checked, announced, traced, compiled, entered in the ledger.
+"""A cache miss: checks the call, traces the step, compiles it, and records it in the ledger.
 
-    values --declared?----> ArgumentError
-           --sizes vary?--> a record for all of them, or the one that there is
-           --limit?-------> RetraceLimitError, carrying the entry
+    values --does not fit the signature--> ArgumentError
+           --dynamic sizes--> one record for all sizes, an existing or a new one
+           --max_traces reached--> RetraceLimitError, with the ledger entry
            --trace--> the step as the engine recorded it --compile--> Program --> ledger, cache
 
-The programs of a record for sizes that vary are made in `sizes/families.py`.
+`sizes/families.py` compiles the programs of a record with dynamic sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainstep._explain.ledger import TraceEvent
 from trainstep._function.arguments import Arguments, Key
 from trainstep._function.declared_signature import Declared
 from trainstep._function.dtypes import Dtypes
-from trainstep._function.measure_compilers import Tuned
+from trainstep._function.measure_compilers import MeasuringExecutable
 from trainstep._function.parameters import Parameters
 from trainstep._function.program_cache import Program
 from trainstep._function.settings import StepSettings
@@ -33,18 +33,18 @@ from trainstep._function.shared_programs import shared
 from trainstep._function.sizes.families import Call, DynamicSizes
 from trainstep._function.sizes.family import Family
 from trainstep._function.sizes.pattern import Pattern
-from trainstep._function.sizes.policy import Varying
-from trainstep._function.trace_reason import Announcer
+from trainstep._function.sizes.policy import DynamicAxes
+from trainstep._function.trace_reason import TraceReason
 from trainstep._function.tracer import Record, Tracer
 from trainstep._state.locks import domain_of
 
-# One trace at a time: tracing builds layers and runs the user's Python, which is not ours to
-# run twice at once. Hits do not take it.
+# One trace at a time: tracing builds layers and runs the user's Python, which need not be
+# thread-safe. A cache hit does not acquire this lock.
 _tracing = threading.RLock()
 
 
 class Flat(NamedTuple):
-    """A call, flattened: its values as the signature has them, its key and its arrays."""
+    """A flattened call: the values converted to the signature, the key and the arrays."""
 
     values: Sequence[Any]
     key: Key
@@ -52,7 +52,7 @@ class Flat(NamedTuple):
 
 
 class Compiler:
-    """Makes the programs of one function."""
+    """Compiles the programs of one function."""
 
     def __init__(self, fn: Callable[..., Any], settings: StepSettings) -> None:
         self._settings, self._engine, self.name = settings, settings.engine, settings.name
@@ -66,23 +66,23 @@ class Compiler:
         )
         declared = {} if self._declared is None else self._declared.dtypes()
         self._dtypes = Dtypes(self.name, self.arguments, names, declared)
-        varying = Varying(settings.dynamic, names)
+        axes = DynamicAxes(settings.dynamic, names)
         if self._declared is not None:
-            self._declared.tell_sizes(varying)
+            self._declared.declare_sizes(axes)
         self.cells: Any = _closure(fn)
         kept = shared(fn, settings, self._declared)
         self.programs, self.ledger, self.guard = kept
-        self._tracer = Tracer(fn, self.guard.around(fn), self.parameters, self.arguments, settings)
+        self._tracer = Tracer(fn, self.guard.wrap(fn), self.parameters, self.arguments, settings)
         self._written: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._sized = DynamicSizes(settings, varying, self.programs, self.ledger, self.cells)
-        self._announcer = Announcer(self.name, self.programs, self.ledger, self._sized, self.cells)
+        self._sizes = DynamicSizes(settings, axes, self.programs, self.ledger, self.cells)
+        self._reason = TraceReason(self.name, self.programs, self.ledger, self._sizes, self.cells)
 
     def written(self) -> list[Any]:
-        """The variables that the programs write, in the order in which they were first seen."""
+        """Returns the variables that the programs write, in the order of their first trace."""
         return list(self._written.values())
 
     def flatten(self, values: Sequence[Any]) -> Flat:
-        """The values of a call as its signature has them, its key and its arrays."""
+        """Converts the values of a call to the signature, and returns their key and arrays too."""
         if self._declared is not None:
             values = self._declared.conform(values)
         try:
@@ -94,72 +94,72 @@ class Compiler:
         return Flat(values, key, leaves)
 
     def program(self, flat: Flat) -> Program:
-        """The program for a call that has not been made before."""
+        """Returns the program for a call that the cache has none for."""
         site = user_code.caller()
-        program = self._sized.find(flat.key)  # another size: without a trace, no lock is needed
+        program = self._sizes.find(flat.key)  # another size of a known record: no trace, so no lock
         if program is not None:
             return program
         with _tracing:
-            # Another thread may have been faster.
-            program = self.programs.find(flat.key, self.cells) or self._sized.find(flat.key)
+            # Another thread may have compiled it while this one waited for the lock.
+            program = self.programs.find(flat.key, self.cells) or self._sizes.find(flat.key)
             if program is not None:
                 return program
             call = self._describe(flat, site)
-            return self._sized.compiled(call) or self._traced(call)
+            return self._sizes.find_or_compile(call) or self._trace(call)
 
     def warm_up(self, values: Sequence[Any], *, smaller: bool) -> None:
-        """Makes the program for a call ahead of time, and those for smaller sizes if asked to."""
+        """Compiles the program for a call ahead of time; with `smaller`, also for smaller sizes."""
         site = user_code.caller()
         with _tracing:
             flat = self.flatten(values)
             call = self._describe(flat, site)
             if smaller:
-                self._sized.expect(call)
-            known = self.programs.find(flat.key, self.cells) or self._sized.find(flat.key)
+                self._sizes.expect(call)
+            known = self.programs.find(flat.key, self.cells) or self._sizes.find(flat.key)
             if known is None or smaller:
-                _ = self._sized.compiled(call) or self._traced(call)
+                _ = self._sizes.find_or_compile(call) or self._trace(call)
             if smaller:
-                self._sized.warm_up(call)
+                self._sizes.warm_up(call)
 
     def sizes(self, values: Sequence[Any]) -> dict[str, int]:
-        """The dynamic sizes of a call, by name."""
-        return self._sized.sizes(self._describe(self.flatten(values), ""))
+        """Returns the dynamic sizes of a call, by name."""
+        return self._sizes.sizes(self._describe(self.flatten(values), ""))
 
     def _describe(self, flat: Flat, site: str) -> Call:
         parts = self.arguments.parts(self.name, self.parameters.names, flat.values)
         return Call(*flat, self._dtypes.parts(flat.key, parts), site)
 
-    def _traced(self, call: Call) -> Program:
-        """Runs the user's Python: for all sizes if they vary, or for the shapes of this call."""
+    def _trace(self, call: Call) -> Program:
+        """Traces the step: for all sizes if they are dynamic, or for the shapes of the call."""
         if self._declared is not None:
             self._declared.check(call.values, call.parts)
         if self._settings.check is not None:
             self._settings.check(*call.values)
-        self._sized.check(call)
-        found = self._sized.pattern(call)
-        if found is not None and self._recorded(call, *found):
-            served = self._sized.compiled(call)
+        self._sizes.check(call)
+        found = self._sizes.pattern(call)
+        if found is not None and self._record_dynamic(call, *found):
+            served = self._sizes.find_or_compile(call)
             if served is not None:
                 return served
         try:
-            program = self._exact(call)
+            program = self._trace_exact(call)
         except BaseException:
-            self._sized.take_back(call)  # it was not the sizes
+            self._sizes.withdraw_refusals(call)  # the sizes were not the cause
             raise
-        self._sized.tell_refusals(call.site)
+        self._sizes.report_refusals(call.site)
         return program
 
-    def _recorded(self, call: Call, pattern: Pattern, first: Sizes) -> bool:
-        """Whether a call could be recorded for sizes that vary."""
-        signature, event = self._announcer.event(call, pattern)
+    def _record_dynamic(self, call: Call, pattern: Pattern, first: Sizes) -> bool:
+        """Records the step with dynamic sizes; returns whether that was possible."""
+        signature, event = self._reason.event(call, pattern)
         self._check_limit(event)
         started = time.perf_counter()
         try:
-            record = self._recording(call, pattern, first)
+            record = self._record(call, pattern, first)
         except Refused as refusal:
-            advice = "refused for sizes that vary: what follows is for these shapes alone"
+            advice = "not possible with dynamic sizes: the next trace is for these shapes only"
             self.ledger.record(replace(event, trace_seconds=_since(started), advice=advice))
-            self._sized.refuse(call, pattern, refusal)
+            self._sizes.refuse(call, pattern, refusal)
             return False
         event = replace(event, trace_seconds=_since(started), **_touched(record))
         traced, watch = record.traced, record.watch
@@ -171,28 +171,28 @@ class Compiler:
             build=record.build,
             watch=watch,
             domain=domain_of([*traced.reads, *traced.writes]),
-            buckets=self._sized.buckets(pattern, first),
+            buckets=self._sizes.buckets(pattern, first),
         )
         self._dtypes.fix(call.key, call.parts)
         self.programs.add_family(call.key, family, self.arguments.objects(call.values))
-        self._sized.remember(call, pattern.shapes)
+        self._sizes.remember(call, pattern.shapes)
         return True
 
-    def _exact(self, call: Call) -> Program:
-        """Traces and compiles for the shapes of this call alone."""
-        signature, event = self._announcer.event(call, None)
+    def _trace_exact(self, call: Call) -> Program:
+        """Traces and compiles for the shapes of this call only."""
+        signature, event = self._reason.event(call, None)
         self._check_limit(event)
-        program, event = self._make(call, event)
+        program, event = self._compile(call, event)
         program.index = self.ledger.record(
             event, signature.with_found(program.watch.parts(self.cells))
         )
         self._dtypes.fix(call.key, call.parts)
-        gone = self.programs.add(call.key, program, self.arguments.objects(call.values))
-        self._sized.tell_evicted(gone, call.site)
-        self._sized.remember(call, call.key[1])
+        evicted = self.programs.add(call.key, program, self.arguments.objects(call.values))
+        self._sizes.record_evicted(evicted, call.site)
+        self._sizes.remember(call, call.key[1])
         return program
 
-    def _recording(self, call: Call, *sizes: Any) -> Record:
+    def _record(self, call: Call, *sizes: Any) -> Record:
         record = self._tracer.trace(call, *sizes)
         self._written.update((id(v), v) for v in record.traced.writes)
         return record
@@ -202,9 +202,9 @@ class Compiler:
         if limit is not None and self.ledger.traces >= limit:
             raise RetraceLimitError(limit, event)
 
-    def _make(self, call: Call, event: TraceEvent) -> tuple[Program, TraceEvent]:
+    def _compile(self, call: Call, event: TraceEvent) -> tuple[Program, TraceEvent]:
         started = time.perf_counter()
-        record = self._recording(call)
+        record = self._record(call)
         traced = record.traced
         traced_at, hits = time.perf_counter(), self._engine.disk_hits()
         compiler, executable = self._build(traced, event.index)
@@ -221,7 +221,7 @@ class Compiler:
         )
 
     def _build(self, traced: Traced, index: int) -> tuple[str, Executable]:
-        """Compiles a recorded step with the compiler asked for, or with each, to be measured."""
+        """Compiles a recorded step with the chosen compiler, or with two that are then measured."""
         if traced.uncompiled:
             return "python", traced.build("")
         compilers = traced.compilers or self._engine.compilers
@@ -235,11 +235,11 @@ class Compiler:
             self.ledger.set_compiler(index, compiler)
 
         candidates = {name: traced.build(name) for name in (quick, thorough)}
-        return "measuring", Tuned(candidates, decided)
+        return "measuring", MeasuringExecutable(candidates, decided)
 
 
 def _uncompiled_advice(culprit: str) -> str:
-    return f"runs as Python at every call, uncompiled: this engine cannot record {culprit}"
+    return f"runs uncompiled, as Python, at every call: this engine cannot record {culprit}"
 
 
 def _touched(record: Record) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _touched(record: Record) -> dict[str, Any]:
 
 
 def _closure(fn: Any) -> Any:
-    """The cells of a function, behind what is wrapped around it."""
+    """Returns the closure cells of a function, inside any `functools.partial`."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__closure__", None) or ()

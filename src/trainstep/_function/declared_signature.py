@@ -1,4 +1,4 @@
-"""The signature that a function declares, the check of a call against it, arrays made from it."""
+"""The declared signature of a function: checks calls against it, and makes arrays for `warm_up`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainstep._common.errors import ArgumentError
 from trainstep._common.structure import like, structure
 from trainstep._explain.signature import Part
 from trainstep._function.dtypes import cast as without_loss
-from trainstep._function.sizes.policy import BATCH, Varying
+from trainstep._function.sizes.policy import BATCH, DynamicAxes
 from trainstep._function.spec import Spec, check
 
 
@@ -41,23 +41,23 @@ class Declared:
     def __repr__(self) -> str:
         return f"Declared({self._specs!r})"
 
-    def tell_sizes(self, varying: Varying) -> None:
-        """Names the axes that have no size."""
+    def declare_sizes(self, dynamic: DynamicAxes) -> None:
+        """Adds the axes without a fixed size to the dynamic ones."""
         for name, spec in zip(self._names, self._specs, strict=True):
-            _tell_sizes(name, spec, varying)
+            _declare_sizes(name, spec, dynamic)
 
     def conform(self, values: Sequence[Any]) -> list[Any]:
-        """The values with numbers and lists of numbers made arrays of the declared dtype.
+        """Converts numbers and lists of numbers to arrays of the declared dtype.
 
-        Arrays keep their dtype: a cast that nobody wrote could lose digits in silence.
+        Arrays keep their dtype here: `Dtypes` casts them if no value changes, and else raises.
         """
-        return [_as_declared(spec, value) for spec, value in zip(self._specs, values, strict=True)]
+        return [_to_declared(spec, value) for spec, value in zip(self._specs, values, strict=True)]
 
     def dtypes(self) -> dict[str, str]:
-        """The dtypes of the declared arrays, by name."""
+        """Returns the dtypes of the declared arrays, by name."""
         found: dict[str, str] = {}
         for name, spec in zip(self._names, self._specs, strict=True):
-            _note_dtypes(name, spec, found)
+            _collect_dtypes(name, spec, found)
         return found
 
     def check(self, values: Sequence[Any], parts: Sequence[Part]) -> None:
@@ -71,7 +71,7 @@ class Declared:
     def _check_names(
         self, name: str, spec: Any, value: Any, sizes: dict[str, tuple[str, int]]
     ) -> None:
-        """Refuses sizes that differ where a name says that they are equal."""
+        """Raises an `ArgumentError` if one name stands for two different sizes."""
         if not isinstance(spec, Spec):
             pairs = zip(structure(spec) or (), structure(value) or (), strict=False)
             for (suffix, inner), (_, child) in pairs:
@@ -95,8 +95,8 @@ class Declared:
         if isinstance(spec, Spec):
             self._check_array(name, spec, parts)
             return
-        wanted, came = structure(spec), structure(value)
-        if wanted is None or came is None or [n for n, _ in wanted] != [n for n, _ in came]:
+        wanted, got = structure(spec), structure(value)
+        if wanted is None or got is None or [n for n, _ in wanted] != [n for n, _ in got]:
             raise ArgumentError(
                 self._function,
                 name,
@@ -104,29 +104,29 @@ class Declared:
                 type(value).__name__,
                 "pass the same structure as in `signature`",
             )
-        for (suffix, inner), (_, child) in zip(wanted, came, strict=True):
+        for (suffix, inner), (_, child) in zip(wanted, got, strict=True):
             self._check(f"{name}{suffix}", inner, child, parts)
 
     def _check_array(self, name: str, spec: Spec, parts: Mapping[str, Part]) -> None:
         part = parts.get(name)
         if part is None or part.kind != "array":
             inside = [p for label, p in parts.items() if label.startswith((f"{name} ", f"{name}["))]
-            came = "; ".join(p.text for p in ([part] if part else inside))
+            got = "; ".join(p.text for p in ([part] if part else inside))
             argument = spec.name or name
-            raise ArgumentError(self._function, argument, str(spec), came, "pass one array")
+            raise ArgumentError(self._function, argument, str(spec), got, "pass one array")
         shape, dtype = cast("tuple[tuple[int, ...], str]", part.token)
         check(spec, shape, dtype, function=self._function, argument=name, canonical=self._canonical)
 
 
-def _note_dtypes(name: str, spec: Any, found: dict[str, str]) -> None:
+def _collect_dtypes(name: str, spec: Any, found: dict[str, str]) -> None:
     if isinstance(spec, Spec):
         found[name] = spec.dtype
     else:
         for suffix, inner in structure(spec) or ():
-            _note_dtypes(f"{name}{suffix}", inner, found)
+            _collect_dtypes(f"{name}{suffix}", inner, found)
 
 
-def _as_declared(spec: Any, value: Any) -> Any:
+def _to_declared(spec: Any, value: Any) -> Any:
     number = isinstance(value, (int, float, np.integer, np.floating)) and type(value) is not bool
     if not isinstance(spec, Spec) or not (number or type(value) is list):
         return value
@@ -138,24 +138,24 @@ def _as_declared(spec: Any, value: Any) -> Any:
     return value if made is None else made
 
 
-def _tell_sizes(name: str, spec: Any, varying: Varying) -> None:
+def _declare_sizes(name: str, spec: Any, dynamic: DynamicAxes) -> None:
     if isinstance(spec, Spec):
-        varying.declare(name, spec.shape)
+        dynamic.declare(name, spec.shape)
         return
     for suffix, inner in structure(spec) or ():
-        _tell_sizes(f"{name}{suffix}", inner, varying)
+        _declare_sizes(f"{name}{suffix}", inner, dynamic)
 
 
 def filled_with_zeros(
     function: str, name: str, value: Any, largest: int | Mapping[str, int] | None
 ) -> Any:
-    """The value with each `Spec` in it replaced by an array of that shape.
+    """Returns the value with each `Spec` in it replaced by an array of zeros of that shape.
 
     Args:
-        function: For messages.
-        name: Of the argument.
+        function: The name of the function, for messages.
+        name: The name of the argument.
         value: The argument.
-        largest: The sizes to take where a `Spec` leaves them open.
+        largest: The sizes for axes that a `Spec` leaves open.
     """
     if isinstance(value, Spec):
         if isinstance(largest, int):
@@ -173,7 +173,7 @@ def filled_with_zeros(
 
 
 def check_largest(function: str, largest: Any) -> None:
-    """Refuses what is no size."""
+    """Raises an `ArgumentError` unless `largest` has sizes."""
     sizes = list(largest.values()) if isinstance(largest, Mapping) else [largest]
     if largest is not None and any(not isinstance(s, int) or s < 1 for s in sizes):
         raise ArgumentError(
@@ -181,5 +181,5 @@ def check_largest(function: str, largest: Any) -> None:
             "largest",
             "a size of 1 or more, or a dict of them by name",
             repr(largest),
-            "pass the largest size that will come",
+            "pass the largest size of any later call",
         )

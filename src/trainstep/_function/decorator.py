@@ -1,4 +1,4 @@
-"""`function`: makes a `Function` of a step, after checking the arguments."""
+"""`function`: checks the settings and makes a `Function`."""
 
 from __future__ import annotations
 
@@ -71,35 +71,35 @@ def function(
     """Compiles a step: a Python function that reads and writes Keras variables.
 
     The function may read and write any Keras variable that it reaches: weights, batch-norm
-    statistics, optimizer slots, metric state, seeds. They are discovered, not declared. It is
-    traced once per signature, and every trace is in `f.ledger` with its reason.
+    statistics, optimizer slots, metric state, seeds. They are discovered, not declared. The
+    function is traced once per signature; `f.ledger` has every trace with its reason.
 
     Args:
         fn: The function. Without it, a decorator is returned.
         signature: One `Spec`, structure of `Spec`s, or None (anything) per parameter. A call that
             does not fit raises an `ArgumentError` before anything runs.
-        max_traces: The call that would need one more raises a `RetraceLimitError`.
-        name: What the ledger calls it.
-        shapes: What sizes that vary cost: a `Shapes`, or the name of its policy. By default the
-            first size is compiled as it is, and from the second on one trace and a few programs
-            serve all sizes, with the numbers of the exact shapes.
-        dynamic: Which axes vary besides the first of arrays as long as the first one: an axis or
-            axes by parameter, or a dict of them for arrays inside. `None` in a `signature`, too.
+        max_traces: The largest number of traces; one more raises a `RetraceLimitError`.
+        name: The name in the ledger and in messages.
+        shapes: The policy for dynamic sizes: a `Shapes`, or the name of its policy. By default the
+            first size is compiled exactly; from the second on, one trace and a few programs serve
+            all sizes, with the results of the exact shapes.
+        dynamic: More dynamic axes than the first of all arrays as long as the first array: an axis
+            or axes by parameter, or a dict of them for a structure. `None` in a `signature` is one.
         donate: Whether the step may reuse the memory of the variables that it writes (JAX). Turn
             it off if other threads read `v.value` outside any `function` while this one runs.
-        optimize: `"trace"` takes the engine's quick compiler (TensorFlow without XLA, a replayed
-            torch graph), `"full"` its thorough one (XLA, inductor), which takes longer to compile
-            and is not faster on every model; `"measure"` tries both on the first calls and keeps
-            the faster; `"auto"` is the quick one. JAX has only one.
-        side_effects: About Python that runs while the step is traced and never again: `"warn"`,
+        optimize: `"trace"` uses the engine's quick compiler (TensorFlow without XLA, a replayed
+            torch graph), `"full"` its thorough one (XLA, inductor), which compiles longer and is
+            not faster on every model; `"measure"` tries both on the first calls and keeps the
+            faster; `"auto"` is the quick one. JAX has only one.
+        side_effects: The policy for Python side effects, which run during tracing only: `"warn"`,
             `"raise"` or `"allow"`.
-        captures: About a value that the step took from around it (a global, an attribute) and
-            that has changed since: `"retrace"`, `"warn"`, `"raise"` or `"ignore"`.
-        nan_policy: About a batch whose loss or gradients are not finite: `"skip"` leaves every
-            variable as it was, and counts it (`f.skipped`); `"raise"` also raises a
-            `NonFiniteError`, for which each call waits for its result. None: nothing is checked.
-        strategy: Over which devices it is spread; see `Mirrored`. By default, that of the `scope`.
-        engine: For tests; the current Keras backend by default.
+        captures: The policy for a captured value (a global, an attribute) that has changed since
+            the trace: `"retrace"`, `"warn"`, `"raise"` or `"ignore"`.
+        nan_policy: The policy for a batch whose loss or gradients are not finite: `"skip"` updates
+            no variable and counts the batch (`f.skipped`); `"raise"` also raises a
+            `NonFiniteError`, so each call waits for its result. None: no check.
+        strategy: Distributes the step over devices; by default, that of the surrounding `scope`.
+        engine: The engine, for tests; by default that of the current Keras backend.
 
     Returns:
         A `Function`, called like `fn`, with `ledger`, `trace_count` and `warm_up`.

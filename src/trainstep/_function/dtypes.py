@@ -1,11 +1,10 @@
-"""One dtype per argument: that of the signature, or that of the first call.
+"""One dtype per argument: that of the signature, or of the first call.
 
-    x: float32 at first  float64, float16, int64, uint8, bool, lists ... are made float32
-    y: int32 at first    int64, uint8, bool are made int32 if every value fits; floats are an error
+    x: float32 first  float64, float16, int64, uint8, bool, lists ... are cast to float32
+    y: int32 first    int64, uint8, bool are cast to int32 if every value fits; floats are an error
 
-A change of dtype is thus no new program; one that would lose something is an `ArgumentError`, not a
-cast. Python's numbers are never an error: an int enters the program of a float, and a float where
-ints came first has a program of its own.
+A change of dtype thus needs no new program. A lossy cast is an `ArgumentError`. Python numbers
+never raise: an int is cast to a float after floats, and a float after ints has its own program.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from trainstep._common.errors import ArgumentError
 from trainstep._explain.signature import Part, array_text
 from trainstep._function.arguments import Arguments, Key
 
-Entry = Any  # of a key: the dtype of an array, or the type and dtype of a Python number
+Entry = Any  # part of a key: the dtype of an array, or type and dtype of a Python number
 _AS_IS: list[Entry] = []
 _NARROW = ("float16", "bfloat16")
 
@@ -30,10 +29,10 @@ class Dtypes:
     """The dtypes of one function's arguments.
 
     Args:
-        function: Its name, for messages.
-        arguments: Takes calls apart.
-        names: Of the parameters.
-        declared: The dtypes that the signature declares, by the name of the array.
+        function: The name of the function, for messages.
+        arguments: Flattens calls.
+        names: The names of the parameters.
+        declared: The dtypes of the signature, by the name of the array.
     """
 
     def __init__(
@@ -42,10 +41,10 @@ class Dtypes:
         self._function, self._arguments, self._names = function, arguments, names
         canonical = arguments.engine.canonical
         self._fixed: dict[str, Entry] = {n: canonical(dtype) for n, dtype in declared.items()}
-        self._plans: dict[tuple[Any, ...], list[Entry]] = {}  # by what calls are
+        self._plans: dict[tuple[Any, ...], list[Entry]] = {}  # casts, by the first part of a key
 
     def conform(self, key: Key, leaves: list[Any], values: Sequence[Any]) -> tuple[Key, list[Any]]:
-        """The call in the dtypes that are fixed."""
+        """Casts a call to the fixed dtypes."""
         plan = self._plans.get(key[0])
         if plan is None:
             plan = self._plans[key[0]] = self._plan(key, values)
@@ -62,7 +61,7 @@ class Dtypes:
             if _dtype(wanted) != _dtype(entry):
                 made_of = cast(leaf, _dtype(wanted))
                 if made_of is None and not isinstance(entry, str):
-                    wanted, made_of = entry, leaf  # a number that does not fit has its own program
+                    wanted, made_of = entry, leaf  # such a number has a program of its own
                     self._check_engine(self._labels(values)[len(made)], entry)
                 if made_of is None:
                     raise self._lossy(len(made), wanted, entry, leaf, values)
@@ -72,7 +71,7 @@ class Dtypes:
         return (tuple(skeleton), key[1]), made
 
     def parts(self, key: Key, parts: Iterable[Part]) -> list[Part]:
-        """The parts of a call in the dtypes that it has in its key."""
+        """Returns the parts of a call with the dtypes of its key."""
         entries = (entry for entry in key[0] if _is_leaf(entry))
         shapes = iter(key[1])
         found = []
@@ -89,7 +88,7 @@ class Dtypes:
         return found
 
     def fix(self, key: Key, parts: Iterable[Part]) -> None:
-        """Fixes what a call that has a program now was first to say."""
+        """Fixes the dtypes of a call that has just got a program, where none is fixed yet."""
         labels = [part.label for part in parts if part.kind in ("array", "number")]
         entries = [entry for entry in key[0] if _is_leaf(entry)]
         new = {n: e for n, e in zip(labels, entries, strict=True) if n not in self._fixed}
@@ -102,7 +101,7 @@ class Dtypes:
         return [part.label for part in parts if part.kind in ("array", "number")]
 
     def _plan(self, key: Key, values: Sequence[Any]) -> list[Entry]:
-        """What each array and number of such calls is made."""
+        """Returns the dtype that each array and number of such calls is cast to."""
         entries = [entry for entry in key[0] if _is_leaf(entry)]
         labels = self._labels(values)
         plan = [_wanted(self._fixed.get(n, e), e) for n, e in zip(labels, entries, strict=True)]
@@ -116,8 +115,8 @@ class Dtypes:
             raise ArgumentError(
                 self._function,
                 label,
-                "an integer of 32 bits, which is what the engine has",
-                "one beyond that",
+                "an integer of at most 32 bits: the engine has no larger ones",
+                "a larger one",
                 "pass a float, or an array of smaller integers",
             )
 
@@ -125,14 +124,14 @@ class Dtypes:
         self, index: int, wanted: Entry, entry: Entry, leaf: Any, values: Sequence[Any]
     ) -> ArgumentError:
         dtype, shape = _dtype(wanted), tuple(np.shape(leaf))
-        came = f"{array_text(shape, _dtype(entry))}, which {dtype} cannot hold without loss"
+        got = f"{array_text(shape, _dtype(entry))}, which {dtype} cannot represent without loss"
         cure = (
-            f"convert it to {dtype} before the call; or let the first call, or a Spec in "
-            f"`signature`, be {_dtype(entry)}"
+            f"convert it to {dtype} before the call; or use {_dtype(entry)} in the first call "
+            "or in a Spec of `signature`"
         )
         expected = f"{dtype}, as in the signature or the first call"
         name = self._labels(values)[index]
-        return ArgumentError(self._function, name, expected, came, cure)
+        return ArgumentError(self._function, name, expected, got, cure)
 
 
 def _is_leaf(entry: Any) -> bool:
@@ -146,9 +145,9 @@ def _dtype(entry: Entry) -> str:
 
 
 def _wanted(fixed: Entry, entry: Entry) -> Entry:
-    """What an array or number is made, given what was fixed for its place."""
+    """Returns the dtype to cast to, given the fixed one."""
     if type(entry) is not str and _is_float(_dtype(entry)) and not _is_float(_dtype(fixed)):
-        return entry  # a Python float where ints came first
+        return entry  # a Python float after ints: no cast, but another program
     return fixed
 
 
@@ -157,17 +156,17 @@ def _is_float(dtype: str) -> bool:
 
 
 def cast(x: Any, dtype: str) -> Any:
-    """An array in another dtype; None if that would lose something.
+    """Casts an array; returns None if that would lose information.
 
-    From float64 to float32 is no loss here, as it is none to Keras.
+    Rounding float64 to float32 counts as no loss, as in Keras.
     """
     array = np.asarray(ops.convert_to_numpy(x))
     if array.dtype.name == "bfloat16":
-        array = array.astype("float32")  # which NumPy knows how to compare
+        array = array.astype("float32")  # NumPy cannot compare bfloat16
     kind = array.dtype.kind
     if not _may_become(kind, dtype):
         return None
-    if dtype == "bfloat16":  # an array of the engine: NumPy has none
+    if dtype == "bfloat16":  # cast by the engine: NumPy has no bfloat16
         tensor = ops.cast(ops.convert_to_tensor(array), dtype)
         made = np.asarray(ops.convert_to_numpy(ops.cast(tensor, "float32")))
     else:
@@ -175,13 +174,13 @@ def cast(x: Any, dtype: str) -> Any:
             tensor = made = array.astype(dtype)
     if array.dtype.name == "float64" and dtype == "float32":
         return made
-    # As integers the two are compared as they are: -128 and 128 have the same bits.
+    # Integers are compared as cast: a cast back would turn 128 as int8 (-128) into uint8 128 again.
     back = made.astype(array.dtype) if made.dtype.kind not in "iu" else made
     return tensor if np.array_equal(back, array, equal_nan=kind in "fc") else None
 
 
 def _may_become(kind: str, dtype: str) -> bool:
-    """Whether an array of a NumPy kind can be of a dtype at all: floats are no integers."""
+    """Whether an array of a NumPy kind may be cast to a dtype at all: floats not to integers."""
     if _is_float(dtype):
         return kind in "fiub"
     if dtype.startswith("complex"):

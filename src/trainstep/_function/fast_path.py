@@ -1,8 +1,9 @@
-"""The path of a hit, written out as one function for one program.
+"""The fast path of a cache hit: one generated function per program.
 
-A loop makes the same call over and over. The function compares a call with the last one, which
-costs a third of making its key and looking that up, and then runs the program; of anything else it
-says `MISS`, and the call goes the long way. Where the loop is ours, it is written out, too.
+A training loop makes the same call over and over. The generated function compares a call with the
+last one, which costs a third of flattening it and looking its key up, and then runs the program.
+For any other call it returns `MISS`, and `Function._call` handles it. A loop over batches without
+outputs (`Function.loop`) is generated, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from trainstep._common.codegen import Source, define, merge
 from trainstep._engines import Inlined, Unread
 from trainstep._function.arguments import Arguments
-from trainstep._function.program_cache import MISS, Program, Ways
+from trainstep._function.program_cache import MISS, FastPath, Program
 from trainstep._state.scopes import states
 
 _HIT = """
@@ -28,27 +29,28 @@ if {differ}:
     return MISS
 {stale}domain = program.domain
 with domain.lock:
-    # A domain that was merged into another protects nothing: the long way finds the other.
+    # The lock of a merged domain protects nothing. `Function._call` finds the domain in use.
     if domain.parent is not None:
         return MISS
     try:
         if {flags}:
             return MISS
-    except AttributeError:  # a layer is gone, and a call that still needs it cannot come here
+    except AttributeError:  # a layer was freed, so no later call can use this program
         return MISS
 {run}
 {after}
 """
 
 
-# The same for one call after the other, until one is none for this program or it is to stop.
+# The same for many calls, until one misses or the stop flag is set, whose place is read only once.
 _LOOP = """
+stop_attributes, stop_name = stop.attributes, stop.name
 ran = 0
 for first in batches:
     args = first + last
 {body}
     ran += 1
-    if flags.get(stop):
+    if stop_attributes.get(stop_name):
         break
 return ran, None
 """
@@ -56,37 +58,40 @@ return ran, None
 _STALE = """try:
     if {changed}:
         return MISS
-except Exception:  # something that the step read is gone
+except Exception:  # an object that the step read no longer exists
     return MISS
 """
 
 
-def hit(program: Program, args: Sequence[Any], leaves: Sequence[Any], arguments: Arguments) -> Ways:
-    """The short ways to `program` for calls like this one.
+def fast_path(
+    program: Program, args: Sequence[Any], leaves: Sequence[Any], arguments: Arguments
+) -> FastPath:
+    """Returns the fast path to `program` for calls like this one, generated once.
 
-    There are some if the arguments are arrays that enter as they are, None, bools and objects.
+    It always misses unless every argument is an array that needs no cast, None, a bool or an
+    object.
     """
     kinds = tuple((type(value), getattr(value, "dtype", None)) for value in args)
-    ways = program.hits.get(kinds)
-    if ways is None:
-        ways = program.hits[kinds] = _written(program, args, leaves, arguments)
-    return ways
+    path = program.fast_paths.get(kinds)
+    if path is None:
+        path = program.fast_paths[kinds] = _generate(program, args, leaves, arguments)
+    return path
 
 
-def _written(
+def _generate(
     program: Program, args: Sequence[Any], leaves: Sequence[Any], arguments: Arguments
-) -> Ways:
+) -> FastPath:
     names: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
     differ = []
     for index, value in enumerate(args):
         name = f"a{index}"
         if arguments.is_plain(value):
-            if leaves[len(arrays)] is not value:  # cast to what the first call was
-                return Ways()
+            if leaves[len(arrays)] is not value:  # it was cast
+                return FastPath()
             arrays[name] = value
             differ.append(f"type({name}) is not {name}_type or {name}.dtype is not {name}_dtype")
-            if program.family is None:  # a program for sizes that vary is found by the shapes
+            if program.family is None:  # with dynamic sizes, the cache looks it up by shapes
                 differ.append(f"{name}.shape != {name}_shape")
             names[f"{name}_type"] = type(value)
             names[f"{name}_shape"], names[f"{name}_dtype"] = value.shape, value.dtype
@@ -96,11 +101,11 @@ def _written(
             differ.append(f"{name} is not {name}_ref()")
             names[f"{name}_ref"] = weakref.ref(value)
         else:
-            return Ways()
+            return FastPath()
     if not differ:
-        return Ways()
-    stale = program.watch.around
-    flags, run, build = program.watch.flags, _run(program, arrays), program.build.source
+        return FastPath()
+    stale, flags = program.watch.captures_changed, program.watch.flags_changed
+    run, build = _run(program, arrays), program.build.source
     idle = arguments.engine.is_idle_source()
     names |= {"MISS": MISS, "states": states, "program": program}
     names = merge(Source("", names), idle, stale, flags, run, build)
@@ -118,24 +123,25 @@ def _written(
         )
 
     once = text(run.text, f"return {build.text}")
-    each = text(*_unread(program, run, arrays)).replace("return MISS", "return ran, first")
+    each = text(*_run_without_outputs(program, run, arrays))
+    each = each.replace("return MISS", "return ran, first")
     loop = _LOOP.format(body=textwrap.indent(each, "    "))
-    return Ways(
+    return FastPath(
         define("hit(args, cells)", once, names),
-        define("loop(batches, last, cells, flags, stop)", loop, names),
+        define("loop(batches, last, cells, stop)", loop, names),
     )
 
 
 def _run(program: Program, arrays: dict[str, Any]) -> Source:
-    """Statements that run the program on the named arrays and leave its outputs in `outs`."""
+    """Returns statements that run the program on the named arrays and assign `outs`."""
     if isinstance(program.executable, Inlined):
         return program.executable.inline(arrays)
     return Source(f"outs = program.executable({_tuple(arrays)})")
 
 
-def _unread(program: Program, run: Source, arrays: Iterable[str]) -> tuple[str, str]:
-    """The same if nobody reads the outputs, and what is then done with them."""
-    if program.build.is_checked:  # a check reads them
+def _run_without_outputs(program: Program, run: Source, arrays: Iterable[str]) -> tuple[str, str]:
+    """Returns statements that run the program without outputs, and those after the lock."""
+    if program.build.is_checked:  # a check reads the outputs
         return run.text, program.build.source.text
     if isinstance(program.executable, Unread):
         return f"program.executable.unread({_tuple(arrays)})", ""

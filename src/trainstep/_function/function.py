@@ -3,8 +3,8 @@
     values -> key and arrays -> program (hit) ---------------------> run, write back -> outputs
                              -> miss: limit, trace, compile, ledger -^
 
-`Function._call` reads like this line; each stage is a file of its own. A call like the last one
-takes the short way, where all stages of a hit are one function (`_hit`).
+`Function._call` has one line per stage; each stage is a file of its own. A call like the last one
+takes the fast path, where one generated function does all stages of a hit (`fast_path.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from trainstep._common.errors import SizesWarning
-from trainstep._function.bound_method import BoundFunction
 from trainstep._function.compiler import Compiler
 from trainstep._function.declared_signature import check_largest, filled_with_zeros
-from trainstep._function.fast_path import hit
+from trainstep._function.fast_path import fast_path
 from trainstep._function.policies import Policies
-from trainstep._function.program_cache import MISS, Program
+from trainstep._function.program_cache import MISS, Program, StopFlag
 from trainstep._function.settings import StepSettings
 from trainstep._function.sizes.policy import Shapes
 from trainstep._function.verify import TOLERANCE, Verification, compared, probed
@@ -33,10 +32,10 @@ R = TypeVar("R")
 
 
 class Function(Generic[P, R]):
-    """A step that is compiled once per signature. Made by `trainstep.function`.
+    """A step that is compiled once per signature. `trainstep.function` makes it.
 
     Attributes:
-        ledger: Every trace of this function, and why it was made.
+        ledger: Every trace of this function, with its reason.
     """
 
     def __init__(self, fn: Callable[P, R], settings: StepSettings | None = None) -> None:
@@ -45,8 +44,8 @@ class Function(Generic[P, R]):
         self.__name__: str = settings.name or _name_of(fn)
         self._fn, self._settings, self._engine = fn, settings, settings.engine
         self._compiler = Compiler(fn, replace(settings, name=self.__name__))
-        # Runs in place of `fn` inside another step.
-        self._inlined: Callable[P, R] = self._compiler.guard.around(settings.inlined or fn)
+        # A call inside another step runs this instead of a program.
+        self._inlined: Callable[P, R] = self._compiler.guard.wrap(settings.inlined or fn)
         self.ledger = self._compiler.ledger
         self._idle = self._engine.is_idle
         self._bind = self._compiler.parameters.bind
@@ -58,7 +57,7 @@ class Function(Generic[P, R]):
         return self._call(args, kwargs) if result is MISS else result
 
     def _call(self, args: Any, kwargs: Any) -> R:
-        # In a scope (a trace of ours, a differentiation, one of the user's) the step is part of it.
+        # Inside a scope (a trace, a differentiation, a scope of the user's) the step is inlined.
         if current_scope() is not None or (
             not self._idle() and self._engine.inlines(self.__name__)
         ):
@@ -70,8 +69,8 @@ class Function(Generic[P, R]):
         if program is None:
             return self._first_run(self._compiler.program(flat), leaves)
         if values is args:
-            ways = hit(program, args, leaves, self._compiler.arguments)
-            self._programs.shorten(key, args, ways, program)
+            path = fast_path(program, args, leaves, self._compiler.arguments)
+            self._programs.set_fast_path(key, args, path, program)
         result: R = program(leaves)
         return result
 
@@ -84,7 +83,7 @@ class Function(Generic[P, R]):
         return result
 
     def shortcut(self, *last: Any) -> Callable[[Any], R]:
-        """The function of a tuple of arguments before the last ones, in one Python frame less."""
+        """Returns a function of the other arguments, as a tuple, with one Python frame less."""
         programs, call, cells = self._programs, self._call, self._cells
 
         def run(first: Any) -> R:
@@ -94,30 +93,30 @@ class Function(Generic[P, R]):
 
         return run
 
-    def loop(self, *last: Any) -> Callable[[Iterable[Any], Mapping[str, Any], str], int]:
-        """What calls the function with one tuple of arguments before the last ones after the other.
+    def loop(self, *last: Any) -> Callable[[Iterable[Any], StopFlag], int]:
+        """Returns a function that calls this one with each tuple of arguments, and `last`.
 
-        What it returns is dropped. It ends with the tuples, or after a call that has set
-        `flags[stop]`, and gives the number of calls.
+        It drops the outputs. It ends after the last tuple, or after a call that sets the flag, and
+        returns the number of calls.
         """
         programs, cells, run = self._programs, self._cells, self.shortcut(*last)
 
-        def run_all(firsts: Iterable[Any], flags: Mapping[str, Any], stop: str) -> int:
+        def run_all(firsts: Iterable[Any], stop: StopFlag) -> int:
             left, count = iter(firsts), 0
             while True:
-                ran, other = programs.loop(left, last, cells, flags, stop)
+                ran, other = programs.loop(left, last, cells, stop)
                 count += ran
                 if other is None:
                     return count
                 run(other)
                 count += 1
-                if flags.get(stop):
+                if stop.is_set():
                     return count
 
         return run_all
 
     def laid_out(self, layout: Any) -> Function[P, R]:
-        """The same function with another layout, traced anew; itself if it has that one."""
+        """Returns the function with another layout, not traced yet; itself if it has that one."""
         options = self._settings.options
         if layout is options.layout:
             return self
@@ -125,41 +124,41 @@ class Function(Generic[P, R]):
 
     @property
     def trace_count(self) -> int:
-        """How often the function was traced."""
+        """The number of traces."""
         return self.ledger.traces
 
     @property
     def program_count(self) -> int:
-        """How many programs are kept."""
+        """The number of programs in the cache."""
         return len(self._programs)
 
     def written(self) -> list[Any]:
-        """The variables that its programs write."""
+        """Returns the variables that its programs write."""
         return self._compiler.written()
 
     @property
     def padding(self) -> float:
-        """The part of what was computed for sizes that vary that was padding."""
+        """The share of computation spent on padding, in programs with dynamic sizes."""
         return self._programs.padding()
 
     @property
     def skipped(self) -> int:
-        """How many batches were skipped for their numbers; see `nan_policy`."""
+        """The number of batches that were skipped as not finite; see `nan_policy`."""
         return self._compiler.guard.skipped()
 
     def warm_up(
         self, *args: Any, largest: int | Mapping[str, int] | None = None, **kwargs: Any
     ) -> None:
-        """Compiles ahead of the first batch: a `Spec` stands for an array of that shape.
+        """Compiles ahead of the first batch, given a `Spec` for each array.
 
-        Nothing is run and no variable changes; models and optimizers that are not built yet
-        are built.
+        It runs no step and changes no variable. It builds models and optimizers that are not
+        built yet.
 
         Args:
             *args: The arguments of a call, with a `Spec` for each array.
-            largest: Where a `Spec` has None or a name for a size, the largest one that will come,
-                or a dict of them by name: the programs for all sizes up to it are compiled.
-            **kwargs: The same by name.
+            largest: The largest size of the axes that are None or a name in a `Spec`, or a dict of
+                them by name: the programs for all sizes up to it are compiled.
+            **kwargs: The keyword arguments of a call, likewise.
 
         Example:
             >>> import keras, numpy as np, trainstep as ts
@@ -173,24 +172,25 @@ class Function(Generic[P, R]):
         """
         check_largest(self.__name__, largest)
         pairs = list(zip(self._compiler.parameters.names, self._bind(args, kwargs), strict=True))
-        sizes = [largest] if largest is None else [largest, 1]  # 1 may be a case of its own
+        # Size 1 may need a record of its own.
+        sizes = [largest] if largest is None else [largest, 1]
         for size in sizes:
             values = [filled_with_zeros(self.__name__, *pair, size) for pair in pairs]
             self._compiler.warm_up(values, smaller=size is largest and size is not None)
 
     def verify(self, *args: Any, tolerance: float = TOLERANCE, **kwargs: Any) -> Verification:
-        """Compares the exact program with the one for sizes that vary, on one batch.
+        """Compares the exact program with the one for dynamic sizes, on one batch.
 
-        Nothing is trained. The programs are made for this and dropped; a step with side effects
-        in Python runs them again.
+        The variables keep their values. The programs are compiled for the comparison and dropped;
+        tracing runs Python side effects of the step again.
 
         Args:
             *args: The arguments of a call.
-            tolerance: The relative difference that is taken as rounding.
-            **kwargs: The same by name.
+            tolerance: The largest relative difference that counts as rounding.
+            **kwargs: The keyword arguments of a call.
 
         Returns:
-            A `Verification`, true if the numbers agree.
+            A `Verification`, which is true if the results agree.
 
         Example:
             >>> import keras, numpy as np, trainstep as ts
@@ -211,18 +211,18 @@ class Function(Generic[P, R]):
         )
         fn = probed(self._fn)
         exact: Any = Function(fn, plain)
-        varying: Any = Function(fn, replace(plain, shapes=shapes, dynamic=self._settings.dynamic))
+        dynamic: Any = Function(fn, replace(plain, shapes=shapes, dynamic=self._settings.dynamic))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SizesWarning)
-            for each in (exact, varying):  # a trace may draw random numbers, too
+            for each in (exact, dynamic):  # traced first: tracing may draw random numbers
                 each.warm_up(*args, **kwargs)
-        refusals = [event.reason for event in varying.ledger if event.kind == "refused"]
-        if refusals or not varying._programs.families:
-            return Verification("; ".join(refusals) or "no size varies", {}, tolerance)
-        families = next(iter(varying._programs.families.values()))
+        refusals = [event.reason for event in dynamic.ledger if event.kind == "refused"]
+        if refusals or not dynamic._programs.families:
+            return Verification("; ".join(refusals) or "no size is dynamic", {}, tolerance)
+        families = next(iter(dynamic._programs.families.values()))
         written = families[0].traced.writes
-        draws = self._engine.fixed_rng_state
-        found = compared(exact, varying, (args, kwargs), written, draws)
+        same_rng = self._engine.fixed_rng_state
+        found = compared(exact, dynamic, (args, kwargs), written, same_rng)
         return Verification("", found, tolerance)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -232,7 +232,41 @@ class Function(Generic[P, R]):
         return f"<trainstep.function {self.__name__}: {self.trace_count} traces>"
 
     def __reduce__(self) -> str:
-        return str(getattr(self, "__qualname__", self.__name__))  # by name, as functions are
+        # Pickled by name, like a plain function.
+        return str(getattr(self, "__qualname__", self.__name__))
+
+
+class BoundFunction:
+    """A `Function` bound to an instance, like a method."""
+
+    def __init__(self, function: Function[..., Any], instance: Any) -> None:
+        self.__func__ = function
+        self.__self__ = instance
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = getattr(function, "__wrapped__", function).__get__(instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def warm_up(self, *args: Any, **kwargs: Any) -> None:
+        """See `Function.warm_up`."""
+        self.__func__.warm_up(self.__self__, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__func__, name)
+
+    def __repr__(self) -> str:
+        return f"<bound {self.__func__!r} of {self.__self__!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, BoundFunction)
+            and self.__func__ is other.__func__
+            and self.__self__ is other.__self__
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
 
 
 def _name_of(fn: Any) -> str:

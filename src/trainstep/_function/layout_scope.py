@@ -1,4 +1,4 @@
-"""Which layout a trainer or function has: that of its strategy, or of the scope it is made in."""
+"""The layout of a trainer or function: that of its strategy, or of the surrounding scope."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from trainstep._common.errors import ArgumentError
 if TYPE_CHECKING:
     from trainstep._distribution.strategy import Strategy
 
-_around: ContextVar[Any] = ContextVar("layout", default=None)
+_current: ContextVar[Any] = ContextVar("layout", default=None)
 
 
 @contextlib.contextmanager
 def within(layout: Any) -> Iterator[None]:
-    """A block in which this is the layout."""
-    token = _around.set(layout)
+    """Makes `layout` the default layout in a block."""
+    token = _current.set(layout)
     try:
         yield
     finally:
-        _around.reset(token)
+        _current.reset(token)
 
 
 def layout_of(function: str, strategy: Strategy | None) -> Any:
-    """The layout of a strategy, or, without one, that of the block around."""
+    """Returns the layout of a strategy; without one, the layout of the surrounding scope."""
     if strategy is None:
-        return _around.get()
+        return _current.get()
     if not hasattr(strategy, "layout"):
         raise ArgumentError(
             function,

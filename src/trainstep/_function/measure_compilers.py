@@ -1,7 +1,7 @@
-"""Choosing between two compilers by measuring: `function(optimize="measure")`.
+"""Chooses between two compilers by measuring: `function(optimize="measure")`.
 
-Which of an engine's compilers makes the faster program depends on the model. Both programs do the
-same step, so both can train: the first calls go to each in turn, then the faster one stays.
+The faster compiler of an engine depends on the model. Both programs compute the same step, so both
+can train: the first calls alternate between them, and then the faster one stays.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from trainstep._engines import Executable
 
-_ROUNDS = 12  # calls to each; the first two of each warm it up
-_WARM = 2
+_ROUNDS = 12  # calls to each
+_WARM = 2  # of these, calls that are not counted
 
 
-class Tuned:
-    """An executable that becomes one of several."""
+class MeasuringExecutable:
+    """An executable that measures several others and reports the fastest to `decided`."""
 
     def __init__(
         self, candidates: dict[str, Executable], decided: Callable[[str, Executable], None]

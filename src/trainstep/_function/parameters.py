@@ -1,7 +1,7 @@
-"""How a Python call is laid over the parameters of a function.
+"""Binds the arguments of a call to the parameters of a function.
 
-`bind` turns `args` and `kwargs` into one tuple of values in the order of the parameters, with
-defaults filled in, so that `f(x, y)` and `f(y=y, x=x)` are one call. `call` is the way back.
+`bind` converts `args` and `kwargs` to one tuple of values in the order of the parameters, with
+defaults, so that `f(x, y)` and `f(y=y, x=x)` are the same call. `call` is the inverse.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Parameters:
         self._by_name = inspect.Parameter.POSITIONAL_ONLY not in self._kinds
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """One value per parameter; `*args` is a tuple and `**kwargs` a dict."""
+        """Returns one value per parameter; `*args` is a tuple and `**kwargs` a dict."""
         if self._plain:
             if not kwargs and len(args) == len(self.names):
                 return args
@@ -40,7 +40,7 @@ class Parameters:
         return tuple(bound.arguments[name] for name in self.names)
 
     def _bind_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-        """The common case without `inspect`, which costs ten times as much; None: let it judge."""
+        """The common case without `inspect`, which is ten times slower; None: use `inspect`."""
         values = list(args)
         used = 0
         for name, default in zip(self.names[len(args) :], self._defaults[len(args) :], strict=True):

@@ -1,4 +1,4 @@
-"""What a function does about Python that cannot be part of a program, and about bad numbers."""
+"""Policies for side effects, captured values and values that are not finite."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """What to do about each.
+    """The policies of one function.
 
     Attributes:
-        side_effects: About Python that runs while tracing and never again.
-        captures: About a value that was read while tracing and has changed since.
-        nan_policy: About a loss or gradients that are not finite; None: nothing. A step that takes
-            no gradients by `value_and_grad` is judged by the new values that it writes. With a
-            `LossScaleOptimizer`, which sees to gradients itself, only the loss counts.
+        side_effects: For Python that runs during tracing only.
+        captures: For a captured value that has changed since the trace.
+        nan_policy: For a loss or gradients that are not finite; None: no check. In a step without
+            `value_and_grad`, the new values of variables are checked instead. With a
+            `LossScaleOptimizer`, which handles gradients itself, only the loss is checked.
     """
 
     side_effects: str = "warn"
@@ -33,15 +33,15 @@ class Policies:
 
 
 def policies(function: str, side_effects: str, captures: str, nan_policy: str | None) -> Policies:
-    """The policies, if each is one that there is."""
+    """Returns the policies; raises an `ArgumentError` if one is unknown."""
     chosen = Policies(side_effects, captures, nan_policy)
     for name, choices in _CHOICES.items():
         check_choice(function, name, getattr(chosen, name), choices)
     return chosen
 
 
-def check_choice(function: str, name: str, came: object, choices: Sequence[object]) -> None:
-    """Refuses an argument that is none of the choices there are."""
-    if came not in choices:
+def check_choice(function: str, name: str, got: object, choices: Sequence[object]) -> None:
+    """Raises an `ArgumentError` unless an argument is one of the choices."""
+    if got not in choices:
         expected = " or ".join(map(repr, choices))
-        raise ArgumentError(function, name, expected, repr(came), "pass one of them")
+        raise ArgumentError(function, name, expected, repr(got), "pass one of them")

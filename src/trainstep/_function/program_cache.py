@@ -1,11 +1,14 @@
 """Programs, and the cache that finds them.
 
-A call arrives as the key of its arguments: what they are, and their shapes. The cache returns the
-program for that key and for the trainable flags as they are now: one compiled for these shapes, or
-one of a family that serves sizes that vary. Nothing here knows the engine.
+A call arrives as the key of its arguments. The cache returns the program for that key and for the
+current flags and captured values: one compiled for these shapes, or one of a family with dynamic
+sizes. Nothing here knows the engine.
 
-Objects among the arguments are held weakly: when one dies, the programs compiled for it go. So
-does, past a bound, the program that was used longest ago.
+    key --hit--> Program
+        --miss--> None, and the compiler adds one
+
+The cache references objects among the arguments weakly, and drops their programs when they are
+freed. Beyond its bound it drops the least recently used program.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trainstep._engines import Executable
 from trainstep._function.arguments import Key
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
     from trainstep._function.sizes.family import Family, Served
 
 Hit = Callable[[Sequence[Any], Any], Any]
-Loop = Callable[[Iterator[Any], tuple[Any, ...], Any, Mapping[str, Any], str], tuple[int, Any]]
+Loop = Callable[[Iterator[Any], tuple[Any, ...], Any, "StopFlag"], tuple[int, Any]]
 _clock = itertools.count()
-_REMEMBERED = 4096  # shapes whose way to a program is kept
+_REMEMBERED = 4096  # the largest number of shapes in each lookup table
 
 
 class Program:
@@ -39,8 +42,8 @@ class Program:
         "domain",
         "executable",
         "family",
+        "fast_paths",
         "has_run",
-        "hits",
         "index",
         "used",
         "watch",
@@ -56,15 +59,15 @@ class Program:
         *,
         family: Family | None = None,
     ) -> None:
-        self.index = index  # of its entry in the ledger
+        self.index = index  # its ledger entry
         self.executable = executable
         self.build = build
         self.domain = domain
         self.watch = watch
         self.family = family
         self.has_run = False
-        self.used = next(_clock)  # a run of calls like the last one counts as one use
-        self.hits: dict[Any, Ways] = {}  # short ways to it, by the types of the arguments
+        self.used = next(_clock)  # equal calls in a row count as one use
+        self.fast_paths: dict[Any, FastPath] = {}  # by the types of the arguments
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         while True:
@@ -73,37 +76,55 @@ class Program:
                 if domain.parent is None:
                     outputs = self.executable(leaves)
                     break
-            self.domain = domain.root()  # merged since; its lock no longer protects anything
+            self.domain = domain.root()  # merged since: the old lock no longer protects anything
         return self.build.of(outputs)
 
     def fits(self) -> bool:
-        """Whether its variables still are where it was compiled for."""
+        """Whether its variables still have the placement that it was compiled for."""
         if self.domain.parent is None:
             return True
         fits = getattr(self.executable, "fits", None)
         return fits is None or bool(fits())
 
 
-MISS: Any = object()  # what the short way to a program says of a call that is not for it
+class StopFlag(Protocol):
+    """A flag that a callback sets to end a loop: an entry in the attributes of an object."""
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The attributes by name, as they are now."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The name of the flag."""
+        ...
+
+    def is_set(self) -> bool:
+        """Whether the loop is to end."""
+        ...
+
+
+MISS: Any = object()  # the fast path's result for a call that its program does not serve
 
 
 def no_hit(args: Sequence[Any], cells: Any) -> Any:
-    """The short way when there is none."""
+    """The fast path of a function without one: every call misses."""
     return MISS
 
 
 def no_loop(
-    batches: Iterator[Any], last: tuple[Any, ...], cells: Any, flags: Mapping[str, Any], stop: str
+    batches: Iterator[Any], last: tuple[Any, ...], cells: Any, stop: StopFlag
 ) -> tuple[int, Any]:
-    """The loop over batches when there is none: the first of them is not for it."""
+    """The loop of a function without a fast path: the first batch misses."""
     return 0, next(batches, None)
 
 
-class Ways(NamedTuple):
-    """The short way to a program, and that of a loop over batches whose results nobody reads.
+class FastPath(NamedTuple):
+    """The fast path to a program: for one call, and for a loop over batches without outputs.
 
-    A loop gives the number of batches that it has run, and the one that is not for the program;
-    None if it came to the end, or `flags[stop]` was set.
+    A loop returns the number of batches that it has run, and the batch that missed; None if there
+    was none: the batches ended, or `stop` was set.
     """
 
     hit: Hit = no_hit
@@ -114,9 +135,10 @@ class Programs:
     """The programs of one function.
 
     Attributes:
-        families: Steps that were recorded for sizes that vary, by what else a call is.
-        hit: The short way to the last program found, or to one of several by shapes.
-        loop: The same for one batch after the other.
+        families: Records with dynamic sizes, by the first part of a key.
+        hit: The fast path to the last program found; with dynamic sizes, one that looks the program
+            up by shapes.
+        loop: The same for a loop over batches.
     """
 
     def __init__(self, bound: int) -> None:
@@ -124,14 +146,15 @@ class Programs:
         self._by_key: dict[Key, list[Program]] = {}
         self._served: dict[Key, Served] = {}
         self._objects: dict[int, tuple[Any, set[Key]]] = {}
-        self._ways: dict[Any, tuple[Hit, Program, Served | None]] = {}
+        self._fast_paths: dict[Any, tuple[Hit, Program, Served | None]] = {}
         self.families: dict[tuple[Any, ...], list[Family]] = {}
-        # Kept, since objects also die when the process ends, and names of a module are gone then.
-        self._no_ways = Ways()
-        self.hit, self.loop = self._no_ways
+        # Stored here because weakref callbacks also run at interpreter exit, when the names of this
+        # module are gone.
+        self._no_fast_path = FastPath()
+        self.hit, self.loop = self._no_fast_path
 
     def find(self, key: Key, cells: Any) -> Program | None:
-        """The program for this call of a function with this closure, if there is one."""
+        """Returns the program for a call, given the function's closure cells; None on a miss."""
         for program in list(self._by_key.get(key, ())):
             if not program.fits():
                 self._drop_programs([program])
@@ -141,94 +164,97 @@ class Programs:
         served = self._served.get(key)
         if served is not None and not served.program.fits():
             self._drop_programs([served.program])
-        elif served is not None and served.program.watch.holds(cells) and served.goes_on():
+        elif served is not None and served.program.watch.holds(cells) and served.count_call():
             served.program.used = next(_clock)
             return served.program
         return None
 
-    def shorten(self, key: Key, args: Sequence[Any], ways: Ways, program: Program) -> None:
-        """Remembers the short ways to a program for calls like this one."""
+    def set_fast_path(
+        self, key: Key, args: Sequence[Any], path: FastPath, program: Program
+    ) -> None:
+        """Installs the fast path for calls like this one."""
         if not self.families and program.family is None:
-            self.hit, self.loop = ways
+            self.hit, self.loop = path
             return
-        if len(self._ways) >= _REMEMBERED:
-            self._ways.clear()
-        self._ways[_shapes(args)] = (ways.hit, program, self._served.get(key))
-        self.hit, self.loop = Ways(self._by_shapes)
+        if len(self._fast_paths) >= _REMEMBERED:
+            self._fast_paths.clear()
+        self._fast_paths[_shapes(args)] = (path.hit, program, self._served.get(key))
+        self.hit, self.loop = FastPath(self._hit_by_shapes)
 
-    def _by_shapes(self, args: Sequence[Any], cells: Any) -> Any:
-        """The short way when sizes vary: looked up by the shapes of the arguments."""
+    def _hit_by_shapes(self, args: Sequence[Any], cells: Any) -> Any:
+        """The fast path with dynamic sizes: looks the program up by the shapes of the arguments."""
         shapes = _shapes(args)
-        way = self._ways.get(shapes)
-        if way is None:
+        found = self._fast_paths.get(shapes)
+        if found is None:
             return MISS
-        short, program, served = way
-        result = short(args, cells)
+        hit, program, served = found
+        result = hit(args, cells)
         if result is not MISS:
             program.used = next(_clock)
-            if served is not None and not served.goes_on():
-                self._ways.pop(shapes, None)  # the next call of these shapes may compile
+            if served is not None and not served.count_call():
+                # The next call with these shapes misses, and compiles a closer program.
+                self._fast_paths.pop(shapes, None)
         return result
 
     def serve(self, key: Key, served: Served) -> None:
-        """Lets a program of a family serve calls of this key."""
+        """Makes a program of a family serve calls with this key."""
         if len(self._served) >= _REMEMBERED:
             self._served.clear()
         self._served[key] = served
 
     def add(self, key: Key, program: Program, objects: Iterable[Any]) -> list[Program]:
-        """Keeps a program for as long as the objects that it was compiled for live.
+        """Stores a program until an object that it was compiled for is freed.
 
         Returns:
-            The programs that went for it.
+            The programs that were evicted.
         """
         self._by_key[key] = [*self._by_key.get(key, ()), program]
         self._keep(key, objects)
-        return self._evicted(program)
+        return self._evict(program)
 
     def add_family(self, key: Key, family: Family, objects: Iterable[Any]) -> None:
-        """Keeps a step that was recorded for sizes that vary."""
+        """Stores a record with dynamic sizes."""
         self.families.setdefault(key[0], []).append(family)
         self._keep(key, objects)
-        self.forget_ways()
+        self.clear_fast_paths()
 
     def drop_family(self, key: Key, family: Family) -> None:
-        """Forgets a record, which turned out to serve nothing."""
+        """Drops a record that the engine cannot compile."""
         self.families[key[0]].remove(family)
         self._served.clear()
-        self.forget_ways()
+        self.clear_fast_paths()
 
     def added_bucket(self, program: Program) -> list[Program]:
-        """Notes a new program of a family; returns those that went for it."""
+        """Accounts for a new program of a family; returns the programs that were evicted."""
         self._served.clear()
-        self.forget_ways()
-        return self._evicted(program)
+        self.clear_fast_paths()
+        return self._evict(program)
 
-    def forget_ways(self) -> None:
-        """Forgets the short ways: programs have come or gone."""
-        self._ways.clear()
-        self.hit, self.loop = self._no_ways
+    def clear_fast_paths(self) -> None:
+        """Drops all fast paths, after programs were added or dropped."""
+        self._fast_paths.clear()
+        self.hit, self.loop = self._no_fast_path
 
     def all(self) -> list[Program]:
-        """Every program there is."""
-        # Copies: another thread may be adding one.
+        """Returns every program."""
+        # Copies, because another thread may add one.
         exact = [program for programs in list(self._by_key.values()) for program in programs]
         families = [family for found in list(self.families.values()) for family in found]
         return [*exact, *(p for family in families for p in list(family.programs.values()))]
 
-    def _evicted(self, new: Program) -> list[Program]:
-        """Drops what was used longest ago, past the bound."""
+    def _evict(self, new: Program) -> list[Program]:
+        """Drops the least recently used programs beyond the bound, and returns them."""
         programs = sorted(self.all(), key=lambda program: program.used)
-        gone = [p for p in programs if p is not new][: max(len(programs) - self._bound, 0)]
-        self._drop_programs(gone)
-        return gone
+        dropped = [p for p in programs if p is not new][: max(len(programs) - self._bound, 0)]
+        self._drop_programs(dropped)
+        return dropped
 
     def drop(self, program: Program) -> None:
-        """Forgets a program, which does not fit any more."""
+        """Drops a program whose variables were moved."""
         self._drop_programs([program])
 
-    def _drop_programs(self, gone: Sequence[Program]) -> None:
-        for program in gone:
+    def _drop_programs(self, dropped: Sequence[Program]) -> None:
+        for program in dropped:
             if program.family is not None:
                 program.family.drop(program)
                 self._served.clear()
@@ -236,8 +262,8 @@ class Programs:
                 self._by_key[key].remove(program)
                 if not self._by_key[key]:
                     del self._by_key[key]
-        if gone:
-            self.forget_ways()
+        if dropped:
+            self.clear_fast_paths()
 
     def _keep(self, key: Key, objects: Iterable[Any]) -> None:
         for each in objects:
@@ -258,7 +284,7 @@ class Programs:
 
             try:
                 ref: Any = weakref.ref(owner, drop)
-            except TypeError:  # it cannot be held weakly; held, its id is not given to another
+            except TypeError:  # no weak references: kept alive, so that its id is not reused
                 ref = owner
             entry = self._objects[number] = (ref, set())
         entry[1].add(key)
@@ -268,25 +294,25 @@ class Programs:
             self._by_key.pop(key, None)
             self.families.pop(key[0], None)
         self._served.clear()
-        self.forget_ways()
+        self.clear_fast_paths()
 
     def replace(self, index: int, executable: Executable) -> None:
-        """Gives the program of entry `index` another executable for the same step."""
+        """Replaces the executable of the program with ledger entry `index`."""
         for program in self.all():
             if program.index == index:
                 program.executable = executable
-                program.hits.clear()
-        self.forget_ways()
+                program.fast_paths.clear()
+        self.clear_fast_paths()
 
     def padding(self) -> float:
-        """How much of what was computed for sizes that vary was padding."""
+        """Returns the share of computation spent on padding, in programs with dynamic sizes."""
         found = [f.buckets for families in list(self.families.values()) for f in families]
         rows = sum(b.rows for b in found if b is not None)
         padded = sum(b.padded for b in found if b is not None)
         return 1 - rows / padded if padded else 0.0
 
     def watches(self) -> Sequence[Watch]:
-        """The flags that matter to the programs there are."""
+        """Returns the flags and captured values of all programs."""
         families = [family.watch for found in self.families.values() for family in found]
         return [*(p.watch for programs in self._by_key.values() for p in programs), *families]
 
@@ -294,10 +320,8 @@ class Programs:
         return len(self.all())
 
 
-_SHAPE, _NONE = (
-    itertools.repeat("shape"),
-    itertools.repeat(None),
-)  # without end, so they serve every call
+# Infinite iterators, so that one pair serves every call: `map` makes the fastest loop.
+_SHAPE, _NONE = itertools.repeat("shape"), itertools.repeat(None)
 
 
 def _shapes(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
-"""The settings of one step, checked once and passed on whole.
+"""The settings of one step: checked once, then passed on as one object.
 
-The words that a user passes to `function` or `Trainer` become a `StepSettings` here; behind this
-file no stage reads a word. Every stage of a call gets the same object and reads its part of it.
+The keyword arguments of `function` and `Trainer` become one `StepSettings`, which every stage of a
+call gets whole.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class StepSettings:
     Attributes:
         name: The step's name in messages and in the ledger; "" for that of the Python function.
         signature: The declared signature, if any.
-        max_traces: The number of traces that is allowed, if bounded.
+        max_traces: The largest number of traces; None: no limit.
         shapes: The policy for dynamic sizes.
         dynamic: The axes that are dynamic besides the first, by parameter.
         options: Options of the compiler.
-        policies: Reactions to side effects, stale captured values and bad numbers.
+        policies: The policies for side effects, captured values and values that are not finite.
         engine: The engine.
-        inlined: The function that a call inside another step runs, if it is a different one.
+        inlined: The function that a call inside another step runs instead, if any.
         check: Checks the values of a call before it is traced.
-        is_trainer_step: Whether it is a trainer's step, all of whose own code is ours.
-        uses: Returns objects that the step uses and that its code does not show.
+        is_trainer_step: Whether it is the step of a `Trainer`, whose code is not the user's.
+        uses: Returns objects that the step uses but its code does not mention.
     """
 
     name: str = ""
@@ -50,5 +50,5 @@ class StepSettings:
 
     @property
     def is_shared(self) -> bool:
-        """Whether many processes run the step together."""
+        """Whether several processes run the step together."""
         return self.options.layout is not None and self.options.layout.processes > 1

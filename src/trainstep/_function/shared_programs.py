@@ -1,13 +1,13 @@
-"""Programs that outlive the function object that they were made for.
+"""Programs that outlive the function object that they were compiled for.
 
     def train(model, data, optimizer, loss):
         @ts.function
         def step(x, y): ...     # a new function object at every call of `train`
 
-A function made again from the same code, around the same Keras objects and the same numbers,
-is the same step. Its programs and its ledger are kept with the model that it closes over, for as
-long as the other objects live; a second `train` finds them. A function that closes over anything
-else (a list, an object of the user's) may mean something else each time, and shares nothing.
+A function with the same code, the same captured Keras objects and the same captured numbers is the
+same step. Its programs and its ledger are stored on the model that it captures, until another
+captured object is freed; a second call of `train` finds them there. A function that captures
+anything else (a list, an object of the user's) may be another step each time, and shares nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainstep._function.inside.nan_guard import Guard, Unguarded, guard
 from trainstep._function.program_cache import Programs
 from trainstep._function.settings import StepSettings
 
-_PLACE = "_trainstep_programs"
+_ATTRIBUTE = "_trainstep_programs"
 _BY_VALUE = (bool, int, float, str, bytes, type(None), enum.Enum)
 _BY_IDENTITY = (
     keras.layers.Layer,
@@ -44,20 +44,20 @@ _BY_IDENTITY = (
 Shared = tuple[Programs, Ledger, Guard | Unguarded]
 
 
-class _Shelf:
-    """The programs that are kept with a model."""
+class _SharedPrograms:
+    """The programs that are stored on a model."""
 
     def __init__(self) -> None:
         self.entries: dict[Any, tuple[list[weakref.ref[Any]], Shared]] = {}
 
 
 def shared(fn: Callable[..., Any], settings: StepSettings, declared: Any) -> Shared:
-    """The programs, ledger and guard of a function: those of an equal one, or new ones.
+    """Returns the programs, ledger and guard of a function: those of an equal one, or new ones.
 
     Args:
         fn: The function.
         settings: Its settings.
-        declared: Its signature, if it has one.
+        declared: Its declared signature, if any.
     """
     name, policies, shapes = settings.name, settings.policies, settings.shapes
     code = getattr(inspect.unwrap(fn), "__code__", None)
@@ -67,33 +67,33 @@ def shared(fn: Callable[..., Any], settings: StepSettings, declared: Any) -> Sha
     owner = next((c for c in captured or () if isinstance(c, keras.Model)), None)
     if captured is None or owner is None:
         return new
-    shelf: _Shelf = vars(owner).setdefault(_PLACE, _Shelf())
+    store: _SharedPrograms = vars(owner).setdefault(_ATTRIBUTE, _SharedPrograms())
     objects = [c for c in captured if not isinstance(c, _BY_VALUE) and c is not owner]
     values = tuple((type(c), c) if isinstance(c, _BY_VALUE) else id(c) for c in captured)
     texts = (declared and repr(declared), repr(settings.dynamic), repr(shapes))
     compiled = (settings.options, settings.engine.name, settings.max_traces, *texts)
     key = (getattr(fn, "__code__", None), name, policies, compiled, values)
-    found = shelf.entries.get(key)
+    found = store.entries.get(key)
     if found is None:
-        # An object that dies takes the entry along, before its id is given to another.
-        refs = [weakref.ref(c, lambda _: shelf.entries.pop(key, None)) for c in objects]
-        shelf.entries[key] = found = (refs, new)
+        # The entry is dropped with the first object that is freed, before that id can be reused.
+        refs = [weakref.ref(c, lambda _: store.entries.pop(key, None)) for c in objects]
+        store.entries[key] = found = (refs, new)
     return found[1]
 
 
 def _captured(fn: Callable[..., Any]) -> list[Any] | None:
-    """What a function closes over and has as defaults; None if any of it may change unseen."""
+    """Returns the captured values and defaults; None if any of them could change unnoticed."""
     if not isinstance(fn, types.FunctionType) or fn.__closure__ is None:
         return None
     try:
         cells = [cell.cell_contents for cell in fn.__closure__]
-    except ValueError:  # a name that is not bound yet
+    except ValueError:  # a name without a value yet
         return None
     captured = [*cells, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
-    return captured if all(map(_is_steady, captured)) else None
+    return captured if all(map(_is_constant, captured)) else None
 
 
-def _is_steady(x: Any) -> bool:
+def _is_constant(x: Any) -> bool:
     if isinstance(x, types.FunctionType):
         return x.__closure__ is None
     return isinstance(x, (*_BY_VALUE, *_BY_IDENTITY))

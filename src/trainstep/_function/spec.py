@@ -1,4 +1,4 @@
-"""`Spec`: the declared shape and dtype of an argument, and the check of a call against it."""
+"""`Spec`: the declared shape and dtype of an argument, and the check of an array against it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Spec:
     """The shape and dtype of an array argument; `None` is any size.
 
     Args:
-        shape: One entry per axis: a size; `None`, any size; or a name, any size that is equal
-            wherever the name stands.
+        shape: One entry per axis: a size; `None`, any size; or a name, any size, equal on all axes
+            of that name.
         dtype: The dtype that the step sees, as a string.
-        name: How messages call the argument; the parameter's own name by default.
+        name: The name of the argument in messages; by default that of the parameter.
 
     Example:
         >>> from trainstep import Spec
@@ -42,23 +42,23 @@ class Spec:
         return array_text(self.shape, self.dtype)
 
     def zeros(self, function: str, argument: str) -> Any:
-        """An array of this shape, for compiling ahead of the first batch."""
+        """Returns an array of zeros of this shape, for `warm_up`."""
         if not all(isinstance(size, int) for size in self.shape):
             raise ArgumentError(
                 function,
                 argument,
                 "a size on every axis",
                 str(self),
-                "give `warm_up` the size that the first batch will have, or the `largest` one",
+                "pass `warm_up` a Spec with the size of the first batch, or the `largest` size",
             )
         return np.zeros(self.sizes(), "float32" if self.dtype == "bfloat16" else self.dtype)
 
     def sizes(self) -> tuple[int, ...]:
-        """The shape, of which every size is known."""
+        """Returns the shape, all of whose sizes have to be known."""
         return tuple(int(size or 0) for size in self.shape)
 
     def sized(self, size_of: Callable[[str | None], int | str | None]) -> Spec:
-        """The same with sizes in place of names and None."""
+        """Returns the spec with sizes in the places of names and None."""
         known = [size if isinstance(size, int) else size_of(size) for size in self.shape]
         return Spec(tuple(known), self.dtype, self.name)
 
@@ -72,19 +72,19 @@ def check(
     argument: str,
     canonical: Callable[[str], str],
 ) -> None:
-    """Raises an `ArgumentError` that names the axis unless the array fits."""
+    """Raises an `ArgumentError`, which names the axis, unless the array fits."""
     argument = spec.name or argument
-    came = array_text(shape, dtype)
+    got = array_text(shape, dtype)
     if len(shape) != len(spec.shape):
         cure = f"pass an array with {len(spec.shape)} axes"
-        raise ArgumentError(function, argument, str(spec), f"{came}: {len(shape)} axes", cure)
+        raise ArgumentError(function, argument, str(spec), f"{got}: {len(shape)} axes", cure)
     for axis, (size, want) in enumerate(zip(shape, spec.shape, strict=True)):
         if isinstance(want, int) and size != want:
             raise ArgumentError(
                 function,
                 argument,
                 str(spec),
-                f"{came}: axis {axis} is {size}, not {want}",
+                f"{got}: axis {axis} is {size}, not {want}",
                 f"pass size {want} on axis {axis}, or declare the axis as None",
             )
     if dtype != canonical(spec.dtype):
@@ -92,6 +92,6 @@ def check(
             function,
             argument,
             str(spec),
-            f"{came}: the dtype is {dtype}",
+            f"{got}: the dtype is {dtype}",
             f"convert it with `.astype({spec.dtype!r})`, or declare dtype={dtype!r}",
         )

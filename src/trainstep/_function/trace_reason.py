@@ -1,4 +1,4 @@
-"""A trace in words, ahead of the trace: what the call is, how it differs from those before."""
+"""Describes a trace before it happens: the signature, and the changes since earlier traces."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from trainstep._function.program_cache import Programs
 from trainstep._function.sizes.families import Call, DynamicSizes
 from trainstep._function.sizes.pattern import Pattern, with_sizes
 
-_OFTEN = 3  # new values of one name
+_OFTEN = 3  # this many new values of one captured name are worth a warning
 
 
-class Announcer:
-    """Says why a function is traced.
+class TraceReason:
+    """Finds the reason for a trace of one function.
 
     Args:
-        name: Of the function.
-        programs: Those that there are.
-        ledger: Of the traces before.
-        sized: What knows which sizes vary.
-        cells: The closure of the function.
+        name: The name of the function.
+        programs: Its programs.
+        ledger: Its earlier traces.
+        sizes: Its dynamic sizes.
+        cells: Its closure cells.
     """
 
     def __init__(
-        self, name: str, programs: Programs, ledger: Ledger, sized: DynamicSizes, cells: Any
+        self, name: str, programs: Programs, ledger: Ledger, sizes: DynamicSizes, cells: Any
     ) -> None:
         self._name = name
         self._programs = programs
         self._ledger = ledger
-        self._sized = sized
+        self._sizes = sizes
         self._cells = cells
-        self._values: dict[str, set[str]] = {}  # of what the step took from around it
+        self._values: dict[str, set[str]] = {}  # changes so far, by the name of the captured value
 
     def event(self, call: Call, pattern: Pattern | None) -> tuple[Signature, TraceEvent]:
-        """What this call is, and how it differs from the calls before, ahead of the trace."""
+        """Returns the signature of a call, and the ledger entry that its trace will have."""
         flags = {p.label: p for watch in self._programs.watches() for p in watch.parts(self._cells)}
         signature = Signature([*call.parts, *flags.values()])
         index, changes = nearest(signature, self._ledger.signatures)
         if pattern is not None:
             signature = Signature([*with_sizes(call.parts, pattern), *flags.values()])
-        texts = [self._told(change, index) for change in changes]
-        against = "" if pattern is not None else self._sized.against(call)
+        texts = [self._describe(change, index) for change in changes]
+        why_exact = "" if pattern is not None else self._sizes.why_exact(call)
         if index is not None and not texts:
             texts = ["the earlier program was dropped"]
             changes = [Change("object", texts[0])]
-        if against:
-            texts.append(against)
+        if why_exact:
+            texts.append(why_exact)
         event = TraceEvent(
             index=len(self._ledger) + 1,
             function=self._name,
@@ -59,25 +59,25 @@ class Announcer:
             changes=tuple(texts),
             nearest=None if index is None else index + 1,
             site=call.site,
-            advice=self._sized.advice(pattern, against)
+            advice=self._sizes.advice(pattern, why_exact)
             or trace_advice(change.kind for change in changes),
             kinds=tuple(change.kind for change in changes),
         )
         return signature, event
 
-    def _told(self, change: Change, index: int | None) -> str:
-        """A change in words; one of a value around the step with the call that saw the old one.
+    def _describe(self, change: Change, index: int | None) -> str:
+        """Describes a change; for a captured value, with the call that captured the old one.
 
-        The third new value of one name is worth a warning: this could go on at every step.
+        Warns at the third new value of one name: every step may cause a retrace.
         """
         if change.kind != "capture" or index is None:
             return change.text
         values = self._values.setdefault(change.text.partition(": ")[0], set())
         values.add(change.text)
         if len(values) == _OFTEN:
-            values.add("")  # told once
+            values.add("")  # the warning is given once
             message = (
-                f"`{self._name}`: {change.text}, once more.\n"
+                f"`{self._name}`: {change.text}, again.\n"
                 f"  what happens: {OFTEN.happens}\n"
                 f"  to fix:       {OFTEN.cure}"
             )

@@ -1,8 +1,8 @@
-"""Runs the user's Python once, and finds out what it depends on and what it did besides.
+"""Traces a step: runs the user's Python once, and finds its captured values and side effects.
 
-call --Reach--> what the step reaches in Python
+call --Reach--> the Python objects that the step can reach
 --Observer--> side effects --engine.trace--> the recorded step
---Watch--> the flags and values that have to be the same at every later call
+--Watch--> the flags and captured values that have to be the same at every later call
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainstep._explain import causes
 from trainstep._explain.causes import Effect
 from trainstep._explain.ledger import listeners
 from trainstep._function.arguments import Arguments
-from trainstep._function.inside.nan_findings import hearing, judged
+from trainstep._function.inside.nan_guard import add_checks, collecting_findings
 from trainstep._function.parameters import Parameters
 from trainstep._function.settings import StepSettings
 from trainstep._function.sizes.families import Call
@@ -51,7 +51,7 @@ log = logging.getLogger("trainstep")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A step that was traced."""
+    """A traced step."""
 
     traced: Traced
     build: Build
@@ -64,7 +64,7 @@ class Tracer:
 
     Args:
         fn: The function.
-        run: The function to run in its place: the same, with the NaN guard around it.
+        run: The function to run instead: the same, wrapped by the NaN guard.
         parameters: Its parameters.
         arguments: Flattens the values of a call, and rebuilds them.
         settings: The settings of the step.
@@ -82,16 +82,16 @@ class Tracer:
         self._parameters, self._arguments = parameters, arguments
         self._settings, self._name = settings, settings.name
         self._engine, self._policies = settings.engine, settings.policies
-        self._told: set[Any] = set()
+        self._warned: set[Any] = set()
 
     def trace(
         self, call: Call, pattern: Pattern | None = None, first: Sizes | None = None
     ) -> Record:
-        """Runs the user's Python, for the shapes of a call or for all that fit a pattern."""
+        """Traces the step, for the shapes of a call or for all shapes that fit a pattern."""
         created, record = self._trace_once(call, pattern, first)
         if any(v.name == "dynamic_scale" for v in created):
-            # Before it is built, Keras's loss-scaling optimizer scales by a Python number,
-            # which is in the trace now, and afterwards by this variable. Once more, then.
+            # Before it is built, Keras's loss-scaling optimizer scales by a Python number, which is
+            # now a constant of the trace; afterwards by this variable. So the step is traced again.
             _, record = self._trace_once(call, pattern, first)
         return record
 
@@ -101,8 +101,8 @@ class Tracer:
         """Runs the user's Python once.
 
         Raises:
-            Refused: If there is a pattern, and anything else goes wrong. A mistake of the user's
-                comes up again when the call is traced for its shapes alone.
+            Refused: For any error, if there is a pattern. An error in the user's code is raised
+                again when the call is traced for its exact shapes.
         """
         recorder = Recorder(self._engine.current_graph)
         builds: list[Build] = []
@@ -118,9 +118,9 @@ class Tracer:
 
         def step(tensors: Sequence[Any]) -> list[Any]:
             arguments = self._arguments.rebuild(values, iter(tensors))
-            with hearing() as findings:
+            with collecting_findings() as findings:
                 result = self._observed(arguments, None if recorder.uncompiled else observer)
-            result = judged(result, findings)
+            result = add_checks(result, findings)
             outputs, build = take_out(result, self._engine.is_tensor, objects)
             builds.append(build)
             return outputs
@@ -138,32 +138,32 @@ class Tracer:
                 raise Refused(_first_line(error)) from error
             asked = self._asks_for_a_value(error)
             if asked is None:
-                self._blame_the_batch(error)
+                self._raise_as_batch_error(error)
                 raise
             where = user_code.raised_at(asked.__traceback__)
             raise ControlFlowError(self._name, *where) from error
-        # A step that runs as Python at every call depends on nothing and does everything again.
+        # An uncompiled step runs its Python at every call: no value is captured, no effect is lost.
         effects = [] if observer is None or traced.uncompiled else observer.found()
-        self._tell(effects)
+        self._report_effects(effects)
         captures = Captures([], {}) if traced.uncompiled else self._captures(values, before)
-        stale = None if self._policies.captures == "retrace" else self._tell_stale
+        stale = None if self._policies.captures == "retrace" else self._report_stale
         layers = recorder.layers.values()
         watch = Watch(layers, traced.reads, traced.writes, captures, stale)
         return recorder.created, Record(traced, builds[-1], watch, tuple(map(str, effects)))
 
-    def _blame_the_batch(self, error: Exception) -> None:
-        """Makes an error of a trainer's step one of its batch, if no user's code raised it."""
+    def _raise_as_batch_error(self, error: Exception) -> None:
+        """Raises an error of a trainer's step as one of its batch, unless user code raised it."""
         if self._settings.is_trainer_step and not user_code.raised_at(error.__traceback__)[1]:
             raise ArgumentError(
                 self._name,
                 "batch",
-                "arrays, in a structure and of shapes that the model, loss and metrics take",
+                "arrays of a structure and shapes that the model, loss and metrics accept",
                 _first_line(error),
                 "compare `x`, `y` and `sample_weight` with the model's inputs and outputs",
             ) from error
 
     def _observed(self, arguments: Sequence[Any], observer: Observer | None) -> Any:
-        """Runs the step, and notes what it does besides."""
+        """Runs the step and observes its side effects."""
         if observer is None:
             return self._parameters.call(self._run, arguments)
         copies = ArgumentCopies(self._parameters.names, arguments)
@@ -173,21 +173,22 @@ class Tracer:
         return result
 
     def _asks_for_a_value(self, error: BaseException) -> BaseException | None:
-        """The error behind `error` that asked for a value: Keras wraps some in others."""
+        """Returns the error in the chain that asked for a value: Keras wraps some errors."""
         found: BaseException | None = error
         while found is not None and not self._engine.asks_for_a_value(found):
             found = found.__context__
         return found
 
-    # Python around the step -----------------------------------------------------------------
+    # Captures and side effects --------------------------------------------------------------
 
     def _reach(self, values: Sequence[Any]) -> Reach:
-        """What the step reaches in Python, as far as it can be followed."""
+        """Returns the Python objects that the step can reach, as far as they can be followed."""
         if self._policies.captures == "ignore" and self._policies.side_effects == "allow":
             return Reach()
         found = reached(self._fn, values, self._settings.uses)
         for missed in found.missed[:1]:
-            log.warning("not all that `%s` takes from around it is watched: %s", self._name, missed)
+            text = "not all captured values of `%s` are compared at later calls: %s"
+            log.warning(text, self._name, missed)
         return found
 
     def _observer(self, reach: Reach) -> Observer | None:
@@ -196,7 +197,7 @@ class Tracer:
             return None
         return Observer(self._name, reach, self._engine.is_tensor, raises=mode == "raise")
 
-    def _tell(self, effects: Sequence[Effect]) -> None:
+    def _report_effects(self, effects: Sequence[Effect]) -> None:
         """Warns of each side effect of a trace."""
         for effect in effects:
             message = effect.message(self._name)
@@ -205,34 +206,34 @@ class Tracer:
                 listener.affected(self._name, effect)
 
     def _captures(self, values: Sequence[Any], before: Reach) -> Captures:
-        """The values that the step took from around it, and did not change itself."""
+        """Returns the captured values that the step does not change itself."""
         if self._policies.captures == "ignore":
             return Captures([], {})
         captures = taken(before, self._reach(values))
         for place in captures.unwatched:
-            self._tell_large(place)
-        captures.unwatched.clear()  # nobody is to hold them
+            self._warn_large(place)
+        captures.unwatched.clear()  # they may be large: keep no reference
         return captures
 
-    def _tell_large(self, place: Place) -> None:
-        if place.label not in self._told:
-            self._told.add(place.label)
+    def _warn_large(self, place: Place) -> None:
+        if place.label not in self._warned:
+            self._warned.add(place.label)
             array = isinstance(place.value, np.ndarray)
             size = f"{place.value.nbytes / 1e6:.0f} MB" if array else f"{len(place.value)} entries"
             message = (
-                f"`{self._name}` takes {place.label} ({size}) from around it.\n"
+                f"`{self._name}` captures {place.label} ({size}).\n"
                 f"  what happens: {causes.LARGE.happens}\n"
                 f"  to fix:       {causes.LARGE.cure}"
             )
             warnings.warn_explicit(message, StaleCaptureWarning, place.file, place.line)
 
-    def _tell_stale(self, changes: list[tuple[str, str, str]]) -> None:
-        """Raises or warns of values that have changed since the trace."""
+    def _report_stale(self, changes: list[tuple[str, str, str]]) -> None:
+        """Raises an error or warns of captured values that have changed since the trace."""
         for listener in listeners:
             listener.stale(self._name, changes)
         listed = "; ".join(f"{label}: {before} -> {now}" for label, before, now in changes)
         message = (
-            f"`{self._name}`: a value that the step took from around it has changed.\n"
+            f"`{self._name}`: a captured value has changed since the trace.\n"
             f"  changed:  {listed}\n"
             f"  why:      {causes.STALE.happens}\n"
             f"  to fix:   {causes.STALE.cure}"
@@ -246,10 +247,10 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def _first_line(error: BaseException) -> str:
-    """What went wrong, in one line, of the error that others were raised from."""
+    """Returns the first line of the error that others were raised from."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
-        return lines[1]  # Keras puts the layer's name first
+        return lines[1]  # Keras puts the name of the layer before the error
     return lines[0] if lines else type(error).__name__

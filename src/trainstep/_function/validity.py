@@ -1,8 +1,8 @@
-"""What a program was compiled for besides its arguments: flags, and the values around the step.
+"""Validity of a program: flags and captured values have to be the same as in the trace.
 
-Setting `layer.trainable` or `layer.dtype_policy` between calls changes what a step would do, so
-every hit compares them; and so it does a number that the step took from around it. Layers are held
-weakly: a program must not keep a model alive.
+A step does something else after a change of `layer.trainable`, of `layer.dtype_policy` or of a
+captured number, so every cache hit compares them. Layers are referenced weakly, because a program
+must not keep a model alive.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from trainstep._surroundings.captures import Captures
 
 Stale = Callable[[list[tuple[str, str, str]]], None]
 _FLAGS_OF_LAYERS = ("_trainable", "_dtype_policy")
-_CHUNK = 60  # a list of more is not in Python's own heap, but in the process's, which is slow
+_CHUNK = 60  # larger lists are allocated by malloc instead of Python's allocator, which is slow
 
 
 class Watch:
-    """Layers and variables whose flags matter, and the flags that were seen.
+    """The flags and captured values of a trace, to compare with those of later calls.
 
     Args:
         models: The models and layers that the step called.
         reads: The variables that it read.
-        writes: Those that it wrote.
-        captures: The values that it took from around it.
-        stale: Called with what has changed of those: raises, or lets the program serve on. None:
-            the program does not serve any more.
+        writes: The variables that it wrote.
+        captures: The values that it captured.
+        stale: Called with the changes of captured values. It raises, or returns to let the program
+            serve on. None: a program with changes does not serve.
 
     Attributes:
-        flags: An expression that is true if a flag is not as it was seen.
-        around: An expression that is true if something around the step has changed, or may have;
-            `cells` in it is the closure of the function. Empty if there is nothing to look at.
+        flags_changed: An expression that is true if a flag has changed.
+        captures_changed: An expression that is true if a captured value has changed, or may have;
+            `cells` in it are the closure cells of the function. Empty if there are none.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Watch:
         stale: Stale | None,
     ) -> None:
         self._captures, self._stale = captures, stale
-        self._other = other_generator(reads)
-        pieces = [piece for piece in (captures.source, self._other) if piece.text]
-        self.around = Source(
+        self._generator_changed = other_generator(reads)
+        pieces = [piece for piece in (captures.source, self._generator_changed) if piece.text]
+        self.captures_changed = Source(
             " or ".join(piece.text for piece in pieces),
             {name: value for piece in pieces for name, value in piece.names.items()},
         )
@@ -62,8 +62,8 @@ class Watch:
         owned: dict[int, Any] = {}
         for layer in layers.values():
             owned.update((id(v), v) for v in layer._trainable_variables)
-        # A variable of no layer: frozen and yet written, it is a slot or a metric's, with no flag
-        # that matters.
+        # Of the variables without a layer, those that are not trainable and yet written are slots
+        # and metric state, whose flag has no effect.
         written = {id(v) for v in writes}
         own = {
             id(v): v for v in reads if id(v) not in owned and (v.trainable or id(v) not in written)
@@ -71,27 +71,27 @@ class Watch:
         self._layers = [weakref.ref(layer) for layer in layers.values()]
         self._names = distinct(layer.name for layer in layers.values())
         self._variables = [*owned.values(), *own.values()]
-        self.flags = _comparison(self._layers, self._variables)
-        self._differ = define("differ()", f"return {self.flags.text}", self.flags.names)
+        changed = self.flags_changed = _comparison(self._layers, self._variables)
+        self._flags_differ = define("differ()", f"return {changed.text}", changed.names)
 
     def holds(self, cells: Any) -> bool:
-        """Whether all is as it was at the trace; `cells` is the closure of the function."""
+        """Whether flags and captured values are those of the trace, given the closure cells."""
         try:
-            if self._differ():
+            if self._flags_differ():
                 return False
-        except AttributeError:  # a layer is gone, and a call that still needs it cannot come here
+        except AttributeError:  # a layer was freed, so no later call can use this program
             return False
         if not self._captures.holds(cells):
             if self._stale is None:
                 return False
             self._stale(list(self._captures.changes(cells)))
             self._captures.accept(cells)
-        if self._other.text:
+        if self._generator_changed.text:
             adopt()
         return True
 
     def parts(self, cells: Any) -> Iterator[Part]:
-        """All of it as it is now, for a signature."""
+        """Yields the current flags and captured values, for a signature."""
         yield from self._flags()
         yield from self._captures.parts(cells)
 
@@ -106,13 +106,13 @@ class Watch:
                 owners.update((id(v), trainable) for v in layer._trainable_variables)
         for variable in self._variables:
             flag = variable.trainable
-            # A frozen layer is one reason, not one for each of its variables.
+            # A frozen layer is one change, not one per variable.
             text = "as its layer" if owners.get(id(variable)) == flag else str(flag)
             yield Part(f"variable {variable.path!r}.trainable", text, "flag", text)
 
 
 def _comparison(layers: Sequence[Any], variables: Sequence[Any]) -> Source:
-    """Whether the flags of layers, which are weak references, and of variables have changed."""
+    """Compares the flags of layers, which are weak references, and of variables."""
     texts: list[str] = []
     names: dict[str, Any] = {"live": call}
 
@@ -125,12 +125,12 @@ def _comparison(layers: Sequence[Any], variables: Sequence[Any]) -> Source:
             texts.append(f"{found} != seen{count}")
 
     compare(layers, "map(live, {})", attrgetter(*_FLAGS_OF_LAYERS))
-    # The variables' own dicts, which the run reads next.
+    # Reads the variables' `__dict__`, which the run reads next anyway.
     compare([v.__dict__ for v in variables], "{}", itemgetter("_trainable"))
     return Source(" or ".join(texts) or "False", names)
 
 
 def _inert(layer: Any) -> bool:
-    """Whether a layer is Keras's own and has nothing that its flags could change."""
+    """Whether a layer is one of Keras without variables or sublayers, so its flags do nothing."""
     own = type(layer).__module__.startswith("keras.src.layers.")
     return own and not layer._layers and not layer.variables

@@ -1,9 +1,9 @@
-"""`Function.verify`: the exact program against the one for sizes that vary, on one batch.
+"""`Function.verify`: compares the exact program with the one for dynamic sizes, on one batch.
 
-Both compute the batch from the same state, the second with the padding filled with NaN and then
-with large noise. Compared are what the step returns, every gradient that it takes, and what it
-writes besides the weights: an optimizer like Adam makes a full step of the rounding of a gradient
-that is zero, so weights would differ where nothing is wrong.
+Both compute the batch from the same state, the second with padding of NaN and then of large noise.
+The outputs, every gradient, and every written variable but the weights are compared. Weights are
+not: an optimizer like Adam turns the rounding error of a zero gradient into a full step, so they
+differ where nothing is wrong.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from keras import ops
 
 from trainstep._common.structure import structure
 from trainstep._engines.shared.padding import FILLINGS, filling
-from trainstep._function.inside.gradient_listeners import listening
+from trainstep._function.inside.gradients import listening
 
 TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
 class Verification:
-    """How far the program for sizes that vary is from the exact one.
+    """The differences between the program for dynamic sizes and the exact one.
 
     Attributes:
-        refused: Why the step cannot be recorded for sizes that vary; "" if it can.
-        differences: The largest difference of each part, relative to the largest gradient for
-            gradients, to the largest value for others, and to 1 if that is more.
-        tolerance: What is taken as rounding.
+        refused: The reason why the step cannot be recorded with dynamic sizes; "" if it can.
+        differences: The largest difference of each part: of a gradient, relative to the largest
+            gradient; of another part, relative to its largest value, or to 1 if that is more.
+        tolerance: The largest difference that counts as rounding.
     """
 
     refused: str
@@ -43,7 +43,7 @@ class Verification:
 
     @property
     def exact(self) -> bool:
-        """Whether every call gives the numbers of its exact shapes. So it does if refused."""
+        """Whether every call has the results of its exact shapes; also true if `refused`."""
         return all(value <= self.tolerance for value in self.differences.values())
 
     def __bool__(self) -> bool:
@@ -53,7 +53,7 @@ class Verification:
         if self.refused:
             return f"runs at exact shapes: {self.refused}"
         if not self.differences:
-            return "exact: nothing is returned or written"
+            return "exact: the step returns and writes nothing"
         worst = max(self.differences, key=lambda part: self.differences[part])
         verdict = "exact" if self.exact else "NOT exact"
         lines = [f"{verdict}: at most {self.differences[worst]:.1e}, in {worst}"]
@@ -62,45 +62,45 @@ class Verification:
 
 
 def probed(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same step, which also returns the gradients that it takes."""
+    """Wraps a step so that it also returns the gradients that it computes."""
 
     @functools.wraps(fn)
     def step(*args: Any, **kwargs: Any) -> Any:
-        with listening() as taken:
+        with listening() as listener:
             returned = fn(*args, **kwargs)
-        return {"returned": returned, "gradient": [each.gradients for each in taken.here]}
+        return {"returned": returned, "gradient": [each.gradients for each in listener.found]}
 
     return step
 
 
 def compared(
     exact: Any,
-    varying: Any,
+    dynamic: Any,
     call: tuple[Any, Any],
     written: Sequence[Any],
-    same_draws: Callable[[], AbstractContextManager[Any]],
+    same_rng: Callable[[], AbstractContextManager[Any]],
 ) -> dict[str, float]:
-    """The differences between two functions on one call, by part.
+    """Returns the differences between two functions on one call, by part.
 
     Args:
-        exact: The function whose numbers are right.
-        varying: The other one.
-        call: Arguments by position and by name.
+        exact: The function with exact shapes, the reference.
+        dynamic: The function with dynamic sizes.
+        call: Positional and keyword arguments.
         written: The variables that the step writes.
-        same_draws: Makes blocks in which random draws are the same.
+        same_rng: Returns a context in which the RNG state is fixed.
     """
     args, kwargs = call
     found: dict[str, float] = {}
-    with _unchanged(written), same_draws():
+    with _unchanged(written), same_rng():
         wanted = _numbers(exact(*args, **kwargs), written)
     gradients = [np.abs(v).max() for part, v in wanted.items() if part.startswith("gradient")]
     scale = max([1e-6, *(g for g in gradients if np.isfinite(g))])
-    for fill in FILLINGS:  # no padding, nothing to fill, on an engine without buckets
-        with _unchanged(written), same_draws(), filling(fill):
-            came = _numbers(varying(*args, **kwargs), written)
+    for fill in FILLINGS:  # without effect on an engine without padding
+        with _unchanged(written), same_rng(), filling(fill):
+            got = _numbers(dynamic(*args, **kwargs), written)
         for part, value in wanted.items():
             unit = scale if part.startswith("gradient") else max(1.0, _largest(value))
-            difference = _difference(value, came[part]) / unit
+            difference = _difference(value, got[part]) / unit
             found[part] = max(found.get(part, 0.0), difference)
     return found
 
@@ -139,14 +139,14 @@ def _largest(value: Any) -> float:
     return float(finite.max()) if finite.size else 0.0
 
 
-def _difference(wanted: Any, came: Any) -> float:
-    """The largest difference; infinite where shapes or what is not finite differ."""
-    if wanted.shape != came.shape:
+def _difference(wanted: Any, got: Any) -> float:
+    """Returns the largest difference; infinite if shapes or the places of NaN or inf differ."""
+    if wanted.shape != got.shape:
         return float("inf")
     if not wanted.size:
         return 0.0
-    wanted, came = wanted.astype("float64"), came.astype("float64")
-    same = (wanted == came) | (np.isnan(wanted) & np.isnan(came))
+    wanted, got = wanted.astype("float64"), got.astype("float64")
+    same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
     with np.errstate(invalid="ignore"):
-        difference = np.where(same, 0.0, np.abs(wanted - came))
+        difference = np.where(same, 0.0, np.abs(wanted - got))
     return float(np.nan_to_num(difference, nan=np.inf).max())

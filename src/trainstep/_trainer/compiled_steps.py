@@ -209,8 +209,7 @@ class StepRunner:
     def batch_loop(self, count: int) -> Callable[[Iterable[Batch], StopFlag], int]:
         """Returns a function that runs many batches, or stacks of `count`, without their values."""
         step, classes = self._step(count)
-        loop = step.loop(classes)
-        return lambda batches, stop: loop(batches, stop.attributes, stop.name)
+        return step.loop(classes)
 
     def prepare(self, batch: Batch, count: int) -> None:
         """Builds and compiles everything that a call needs, and runs nothing."""

@@ -72,13 +72,15 @@ def varying(
     name = axes[0][0]
     sizes = VaryingSizes(axes)
     module = sizes.record(fn, inputs)
-    broken = sizes.assumptions()
+    violated_assumption = sizes.assumptions()
     count = name or inputs[0].shape[0]
-    shapes = varying_sizes(module, [], inputs, axes=axes, rows=count, broken=broken)
+    shapes = varying_sizes(
+        module, [], inputs, axes=axes, rows=count, violated_assumption=violated_assumption
+    )
     partitioned(module, shapes, batch, None if name else Rows(count, 0, 1))  # it may be refused
 
     def made(rows: Rows) -> Any:
-        wrong = broken({"rows": rows.total, "time": 6})
+        wrong = violated_assumption({"rows": rows.total, "time": 6})
         if wrong:
             raise Refused(wrong)
         if name is None:

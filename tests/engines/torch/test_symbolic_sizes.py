@@ -400,7 +400,7 @@ def test_one_record_computes_at_every_size_what_a_trace_at_that_size_does(case: 
     program = traced.build("graph")
     names = list(dict.fromkeys(n for axes in case.axes for n in axes if n))
     for sizes in case.sizes:
-        assert traced.broken(dict(zip(names, sizes, strict=True))) == ""
+        assert traced.violated_assumption(dict(zip(names, sizes, strict=True))) == ""
         arrays = case.arrays(*sizes)
         assert_alike(ran(traced, arrays), ran(record(case.step, arrays), arrays))
     for sizes in case.sizes:
@@ -424,10 +424,10 @@ def test_sizes_below_two_are_run_at_their_own_shape() -> None:
     case = own_mean()
     traced = record(case.step, case.arrays(8), case.axes)
 
-    assert traced.broken({"b": 0}) == "b >= 2"
-    assert traced.broken({"b": 1}) == "b >= 2"
-    assert traced.broken({"b": 2}) == ""
-    assert traced.broken({"b": 100_000}) == ""
+    assert traced.violated_assumption({"b": 0}) == "b >= 2"
+    assert traced.violated_assumption({"b": 1}) == "b >= 2"
+    assert traced.violated_assumption({"b": 2}) == ""
+    assert traced.violated_assumption({"b": 100_000}) == ""
 
 
 def test_what_python_asked_of_a_size_is_held_against_others() -> None:
@@ -436,9 +436,9 @@ def test_what_python_asked_of_a_size_is_held_against_others() -> None:
 
     traced = record(step, [normal(5, 4)], (B,))
 
-    assert traced.broken({"b": 9}) == ""
-    assert traced.broken({"b": 8}).startswith("b > 8 (")
-    assert "x.shape[0] > 8" in traced.broken({"b": 5})  # the line that asked
+    assert traced.violated_assumption({"b": 9}) == ""
+    assert traced.violated_assumption({"b": 8}).startswith("b > 8 (")
+    assert "x.shape[0] > 8" in traced.violated_assumption({"b": 5})  # the line that asked
 
 
 def test_a_guard_names_the_axes_as_the_user_does() -> None:
@@ -448,8 +448,8 @@ def test_a_guard_names_the_axes_as_the_user_does() -> None:
 
     traced = record(step, [normal(5, 6)], (("rows", "columns"),))
 
-    assert traced.broken({"rows": 4, "columns": 7}) == ""
-    assert "columns % 2" in traced.broken({"rows": 4, "columns": 8})
+    assert traced.violated_assumption({"rows": 4, "columns": 7}) == ""
+    assert "columns % 2" in traced.violated_assumption({"rows": 4, "columns": 8})
 
 
 @pytest.mark.slow
@@ -465,7 +465,7 @@ def test_a_strided_convolution_over_time_is_right_wherever_its_guards_hold() -> 
     held = []
     for t in range(2, 20):
         arrays = [normal(4, t, 4), normal(4, 3)]
-        if not traced.broken({"b": 4, "t": t}):
+        if not traced.violated_assumption({"b": 4, "t": t}):
             held.append(t)
             assert_alike(ran(traced, arrays), ran(record(step, arrays), arrays))
     assert held
@@ -562,7 +562,7 @@ def test_what_torch_cannot_record_runs_as_python_at_any_size() -> None:
     traced = record(step, [np.ones((3, 4), "float32")], (B,))
 
     assert traced.uncompiled
-    assert traced.broken({"b": 1}) == ""
+    assert traced.violated_assumption({"b": 1}) == ""
     for n in (1, 5):
         arrays = [np.ones((n, 4), "float32")]
         assert_alike(ran(traced, arrays), ran(record(step, arrays), arrays))
@@ -575,7 +575,7 @@ def test_arrays_of_different_names_may_have_different_sizes() -> None:
     traced = record(step, [normal(3, 4), normal(5, 4)], (("m", None), ("n", None)))
     for m, n in ((2, 7), (6, 3), (5, 5)):
         arrays = [normal(m, 4), normal(n, 4, seed=1)]
-        assert traced.broken({"m": m, "n": n}) == ""
+        assert traced.violated_assumption({"m": m, "n": n}) == ""
         assert_alike(ran(traced, arrays), ran(record(step, arrays), arrays))
 
 
@@ -622,4 +622,4 @@ def test_nothing_is_left_of_a_trace() -> None:
     assert torch._C._select_conv_backend is select
     assert torch.SymInt not in dtypes.PYTHON_DTYPES_MAP
     assert not fakes() - before
-    assert traced.broken({"b": 3}) == ""
+    assert traced.violated_assumption({"b": 3}) == ""

@@ -66,7 +66,7 @@ def show(paths: Sequence[Path]) -> str:
     return "\n".join([_HEAD, *_totals(found), "", *lines])
 
 
-_REFUSED = "cannot be recorded for sizes that vary: "
+_REFUSED = "cannot be recorded with dynamic sizes: "
 
 
 def _cell(case: Case, engine: str, verdicts: dict[str, Any]) -> str:

@@ -92,7 +92,7 @@ def trace_sizes(
             closed, reads, writes, options, axes=axes, sizes=bucket or sizes, packable=packable
         )
 
-    return Traced(reads, writes, build_for, broken=assumptions.broken)
+    return Traced(reads, writes, build_for, violated_assumption=assumptions.violated_assumption)
 
 
 def _unnamed(info: Any, count: int) -> Any:

@@ -63,7 +63,7 @@ class Assumptions:
         self._hint = hint
         self._noted: dict[Comparison, None] = {}
 
-    def broken(self, sizes: Sizes) -> str:
+    def violated_assumption(self, sizes: Sizes) -> str:
         """The first thing that is not so for these sizes; "" if all is."""
         return next((str(c) for c in self._noted if not c.holds(sizes)), "")
 

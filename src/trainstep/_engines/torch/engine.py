@@ -189,11 +189,13 @@ class TorchEngine(Engine):
         tidy(module, updated, as_is=options.layout is None and axes is None)
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         hosts = recorder.hosts
-        broken = sizes.assumptions()
+        violated_assumption = sizes.assumptions()
         if options.layout is not None:
             if hosts:
                 raise calls_the_host()
-            built = options.layout.part(module, reads, writes, tensors, axes=axes, broken=broken)
+            built = options.layout.part(
+                module, reads, writes, tensors, axes=axes, violated_assumption=violated_assumption
+            )
         traced = Traced(
             reads,
             writes,
@@ -203,7 +205,7 @@ class TorchEngine(Engine):
                 else built
             ),
             compilers=() if axes is None and options.layout is None else ("graph",),
-            broken=broken,
+            violated_assumption=violated_assumption,
         )
         return _repeated(traced, options.repeat) if options.repeat else traced
 

@@ -62,7 +62,7 @@ class Layout:
         tensors: list[Tensor],
         *,
         axes: Axes | None = None,
-        broken: Callable[[Sizes], str] = nothing_assumed,
+        violated_assumption: Callable[[Sizes], str] = nothing_assumed,
     ) -> Executable:
         """What runs the part of a step that is this process's.
 
@@ -72,7 +72,7 @@ class Layout:
             writes: Those whose new values are its first outputs.
             tensors: The arguments that it was recorded with.
             axes: Those of their sizes that vary.
-            broken: What tells of sizes that the record does not hold for them.
+            violated_assumption: As of `Traced`.
         """
         self._agree_on({id(v): v for v in (*reads, *writes)}.values())
         batch, count, name = batch_of(tensors, axes)
@@ -83,7 +83,12 @@ class Layout:
             torch.set_rng_state(drawn)
         else:
             shapes = varying_sizes(
-                module, state, tensors, axes=axes, rows=name or count, broken=broken
+                module,
+                state,
+                tensors,
+                axes=axes,
+                rows=name or count,
+                violated_assumption=violated_assumption,
             )
         rows = self.rows(count) if name is None else None
         call = partitioned(module, shapes, [False] * len(reads) + batch, rows).forward

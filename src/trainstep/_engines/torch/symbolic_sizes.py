@@ -4,7 +4,7 @@ The step runs on tensors that have a shape and no values; a named axis has a sym
 one for each name. torch notes what Python and its own code find out about a symbol (`n > 8`), and
 these guards tell for which other sizes the record holds:
 
-    axes --> symbols --> stand-ins --(the step runs)--> guards --> broken(sizes)
+    axes --> symbols --> stand-ins --(the step runs)--> guards --> violated_assumption(sizes)
 
 Where the number itself is asked for (`range(n)`, `int(n)`) the record would hold for that size
 only, and is given up on the spot, with the line that asked in its traceback.
@@ -140,15 +140,15 @@ class VaryingSizes:
                 assumed.setdefault(sympy.Le(name, bounds.upper), "")
         names = {name: _named(name) for name in self._hints}
 
-        def broken(sizes: Sizes) -> str:
+        def violated_assumption(sizes: Sizes) -> str:
             numbers = {symbol: sympy.Integer(sizes[name]) for name, symbol in names.items()}
             found = (_text(e) + where for e, where in assumed.items() if not _holds(e, numbers))
             return next(found, "")
 
-        wrong = broken(self._hints)
+        wrong = violated_assumption(self._hints)
         if wrong:
             raise Refused(f"what torch noted of the sizes, {wrong}, is not so where it was noted")
-        return broken
+        return violated_assumption
 
 
 _local = threading.local()

@@ -1,12 +1,19 @@
-"""Gradients: `value_and_grad`, `grad`, and what one does with gradients.
+"""Gradients: `value_and_grad`, `grad`, `global_norm`, `clip_by_global_norm`.
 
-Differentiates by Keras variables, which are no arguments but are read where the function reads
-them, or by positional arguments. Works inside and outside a `function`, and inside itself.
+They differentiate by Keras variables, which a function reads without getting them as arguments, or
+by positional arguments. They work inside and outside a `function`, and can be nested.
+
+Every gradient that a step computes is reported to the listener of its thread (`listening`). A
+gradient inside another one is not reported: it is a part of that one. A gradient inside a branch
+or a loop body of the engine is only counted: its tensors belong to another program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -18,7 +25,9 @@ from trainstep._common.errors import GradientError, nothing_to_differentiate_by
 from trainstep._common.structure import filled, leaves, like, structure
 from trainstep._engines import Engine
 from trainstep._engines.contract import Tensor, Variable, Wanted
-from trainstep._function.inside.gradient_listeners import Differentiation, differentiating
+from trainstep._state.scopes import Scope, current_scope
+
+_local = threading.local()
 
 
 def value_and_grad(
@@ -31,23 +40,23 @@ def value_and_grad(
     """Returns a function that computes `fn` and its gradients.
 
     Updates that `fn` makes (batch-norm statistics, metrics, seeds) take effect exactly once.
-    What the value does not depend on has a gradient of zeros, on every engine.
+    The gradient by a variable that the value does not depend on is zeros, on every engine.
 
     Args:
         fn: A callable that returns a scalar tensor, or `(scalar, aux)`.
         variables: The variables to differentiate by, in the order the gradients come back; or a
-            function that returns them, called after `fn` has run (for a model that builds itself
-            in `fn`). None: every trainable variable that `fn` reads, in the order it reads them,
-            which need not be the order of `model.trainable_variables`: name them if an optimizer
-            is to pair them with gradients.
+            function that returns them, called after `fn` (for a model that `fn` builds). None:
+            every trainable variable that `fn` reads, in the order in which it reads them. That need
+            not be the order of `model.trainable_variables`: pass the variables if an optimizer
+            pairs them with the gradients.
         argnums: The position, or positions, of the arguments to differentiate by, instead of
             variables. An argument may be a nested structure of arrays.
         has_aux: Whether `fn` returns `(scalar, aux)`.
 
     Returns:
         A callable with the arguments of `fn` that returns `(value, gradients)`, or
-        `((value, aux), gradients)`. Gradients are a list by variables, and by arguments of the
-        argument's own structure, a tuple of them if `argnums` is a sequence.
+        `((value, aux), gradients)`. Gradients by variables are a list. Gradients by an argument
+        have its structure; if `argnums` is a sequence, they are a tuple with one per argument.
 
     Raises:
         GradientError: If the value is not a scalar, or `variables` is empty.
@@ -62,7 +71,7 @@ def value_and_grad(
     if variables is not None and argnums is not None:
         raise GradientError(
             "`variables` and `argnums` were both given.\n"
-            "  to fix:   differentiate by one of them; nest two calls for both"
+            "  to fix:   pass one of them; nest two calls for both"
         )
     if variables is not None and not callable(variables):
         variables = _checked(list(variables))
@@ -84,7 +93,7 @@ def value_and_grad(
             return _scalar(fn(*given, **kwargs), has_aux)
 
         wanted, named = ((), None) if numbers else _remembered(variables)
-        with differentiating() as listener:
+        with muted_listener() as listener:
             value, aux, by_variable, by_leaf = engine.differentiate(loss, wanted, found)
         gradients: Any = by_variable
         if numbers:
@@ -103,25 +112,25 @@ def differentiated(
     variables: Sequence[Variable],
     tensors: Sequence[Tensor],
 ) -> tuple[Any, list[list[Tensor]], list[list[Tensor]]]:
-    """Gradients of several values by variables and tensors, for those who have checked everything.
+    """Returns gradients of several values by variables and tensors, without checks.
 
     Args:
-        losses: A function of the tensors that returns a list of scalars and anything else.
+        losses: A function of the tensors that returns a list of scalars and an aux value.
         variables: The variables to differentiate by.
-        tensors: Where to differentiate by the tensors.
+        tensors: The tensors to differentiate by.
 
     Returns:
-        What else the function returned; for each scalar, the gradients by variables; the same by
-        tensors.
+        The aux value; for each scalar, the gradients by variables; for each scalar, the gradients
+        by tensors.
     """
-    with differentiating() as listener:
+    with muted_listener() as listener:
         values, aux, by_variable, by_tensor = _engines.current().differentiate(
             losses, list(variables), list(tensors), each=True
         )
-    for value, ours, theirs in zip(values, by_variable, by_tensor, strict=True):
+    for value, first, second in zip(values, by_variable, by_tensor, strict=True):
         if listener is not None:
             named = None if tensors else list(variables)
-            listener.note(Differentiation(value, [*ours, *theirs], named))
+            listener.note(Differentiation(value, [*first, *second], named))
     return aux, by_variable, by_tensor
 
 
@@ -182,7 +191,7 @@ def clip_by_global_norm(gradients: Any, limit: Any) -> Any:
     """
     norm = global_norm(gradients)
     limit = ops.cast(limit, norm.dtype)
-    # What is not a number makes all of them so, and goes nowhere unseen.
+    # A NaN in one gradient makes all of them NaN, so it is not hidden.
     scale = ops.where(norm <= limit, ops.ones_like(norm), limit / norm)
     clipped = iter([ops.cast(ops.cast(g, scale.dtype) * scale, g.dtype) for g in leaves(gradients)])
     return filled(gradients, clipped)
@@ -206,7 +215,7 @@ def _checked(variables: list[Variable]) -> list[Variable]:
 
 
 def _remembered(variables: Wanted) -> tuple[Wanted, list[Variable]]:
-    """The same, and a list that has the variables once they are known, unless none are named."""
+    """Returns the same, and a list that will have the variables once they are known."""
     if variables is None or not callable(variables):
         return variables, list(variables or ())
     named: list[Variable] = []
@@ -222,8 +231,7 @@ def _remembered(variables: Wanted) -> tuple[Wanted, list[Variable]]:
 def _argument(args: tuple[Any, ...], number: int) -> Any:
     if not -len(args) <= number < len(args):
         raise GradientError(
-            f"`argnums` names position {number}, and the call has {len(args)} arguments by "
-            "position.\n"
+            f"`argnums` has position {number}, but the call has {len(args)} positional arguments.\n"
             "  to fix:   pass that argument by position"
         )
     return args[number]
@@ -232,25 +240,25 @@ def _argument(args: tuple[Any, ...], number: int) -> Any:
 def _scalar(result: Any, has_aux: bool) -> tuple[Tensor, Any]:
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise GradientError(
-            f"has_aux=True needs a function that returns `(scalar, aux)`, and this returned a "
-            f"{type(result).__name__}.\n  to fix:   return both, or leave has_aux out"
+            f"has_aux=True needs a function that returns `(scalar, aux)`, but it returned a "
+            f"{type(result).__name__}.\n  to fix:   return both, or omit has_aux"
         )
     value, aux = result if has_aux else (result, None)
     shape = getattr(value, "shape", None)
     if shape is None or len(shape):
-        came = f"a {type(value).__name__}" if shape is None else f"shape {tuple(shape)}"
+        got = f"a {type(value).__name__}" if shape is None else f"shape {tuple(shape)}"
         cure = "reduce it with keras.ops.mean or keras.ops.sum"
         if isinstance(value, tuple):
             cure = "pass has_aux=True if the function returns `(scalar, aux)`"
         raise GradientError(
-            f"the value to differentiate has to be a scalar tensor, and this is {came}.\n"
+            f"the value to differentiate must be a scalar tensor, but it is {got}.\n"
             f"  to fix:   {cure}"
         )
     return value, aux
 
 
 def _tensor(x: Any, engine: Engine) -> Tensor:
-    """A leaf as a tensor; NumPy's and Python's floats become Keras's float type."""
+    """Converts a leaf to a tensor; floats of NumPy and Python become Keras's `floatx`."""
     if not engine.is_tensor(x) or isinstance(x, (np.ndarray, np.generic)):
         x = np.asarray(x)
         x = x.astype(
@@ -260,8 +268,75 @@ def _tensor(x: Any, engine: Engine) -> Tensor:
 
 
 def _tensors(value: Any, engine: Engine) -> Any:
-    """A structure with NumPy arrays made tensors, as the arguments of a `function` are."""
+    """Converts the NumPy arrays in a structure to tensors, as `function` does."""
     children = structure(value)
     if children is not None:
         return like(value, [_tensors(child, engine) for _, child in children])
     return _tensor(value, engine) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+# Listeners ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiation:
+    """One call of `value_and_grad`.
+
+    Attributes:
+        value: The scalar.
+        gradients: Its gradients, in the structure in which they are returned.
+        variables: The variables that were named to differentiate by, if any.
+    """
+
+    value: Any
+    gradients: Any
+    variables: Sequence[Any] | None
+
+
+class GradientListener:
+    """The gradients that were computed in one scope.
+
+    Attributes:
+        found: The differentiations, in order.
+        missed: Whether there were others, in branches or loops, whose tensors cannot leave.
+    """
+
+    def __init__(self) -> None:
+        self._scope = current_scope()
+        self.found: list[Differentiation] = []
+        self.missed = False
+
+    def note(self, made: Differentiation) -> None:
+        """Records a differentiation."""
+        scope = current_scope()
+        at_top_level = not isinstance(scope, Scope) or scope.current_graph() is scope.home
+        if scope is self._scope and at_top_level:
+            self.found.append(made)
+        else:
+            self.missed = True
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[GradientListener]:
+    """Listens to the gradients of a block; an outer listener does not get them."""
+    listener = GradientListener()
+    with _install(listener):
+        yield listener
+
+
+@contextlib.contextmanager
+def muted_listener() -> Iterator[GradientListener | None]:
+    """Yields the installed listener, and installs none during the block."""
+    listener = getattr(_local, "listener", None)
+    with _install(None):
+        yield listener
+
+
+@contextlib.contextmanager
+def _install(listener: GradientListener | None) -> Iterator[None]:
+    before = getattr(_local, "listener", None)
+    _local.listener = listener
+    try:
+        yield
+    finally:
+        _local.listener = before

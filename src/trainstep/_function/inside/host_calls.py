@@ -1,10 +1,10 @@
-"""`print` and `callback`: Python that a compiled step runs on the host at every step.
+"""`print` and `callback`: host calls, Python that a compiled step runs at every step.
 
-    values --tensors taken out--> engine.host_call --at every run--> NumPy arrays
-           --put back in their structure--> fn --checked against `returns`--> tensors of the step
+    values --tensors extracted--> engine.host_call --at every run--> NumPy arrays
+           --restored to their structure--> fn --checked against `returns`--> tensors of the step
 
-The step's own Python runs once, when it is traced. These two are part of the program instead. The
-structure of what goes in and comes out is handled here; engines see flat lists only.
+The other Python of a step runs once, during tracing. A host call is part of the program instead.
+This file handles the structures of arguments and results; engines see flat lists only.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def print(
 ) -> None:
     """Prints at every step, like Python's `print`.
 
-    Tensors and variables, also in lists, tuples, dicts and dataclasses, are shown as NumPy prints
-    them; other values as they are. A tensor has no value yet where Python makes a string of it: in
-    place of `ts.print(f"loss {loss}")` pass it as an argument of its own, `ts.print("loss", loss)`.
+    Tensors and variables, also inside lists, tuples, dicts and dataclasses, are printed as NumPy
+    arrays; other values as Python prints them. During tracing a tensor has no value, so an f-string
+    cannot contain it: instead of `ts.print(f"loss {loss}")` write `ts.print("loss", loss)`.
 
-    What `callback` says of when and where a function is called holds for this, too. Outside any
-    step it prints at once.
+    It prints at the times, and on the threads, at which `callback` calls its function. Outside any
+    step it prints immediately.
 
     Args:
-        *values: What to print.
-        sep: What comes between them.
-        end: What comes last.
-        file: Where to; None is `sys.stdout` as it is when it prints.
-        flush: Whether to flush it.
+        *values: The values to print.
+        sep: The text between them.
+        end: The text after the last one.
+        file: The file to print to; None is `sys.stdout` at the time of printing.
+        flush: Whether to flush the file.
 
     Example:
         >>> import keras, numpy as np, trainstep as ts
@@ -70,20 +70,20 @@ def print(
 def callback(fn: Callable[..., Any], *args: Any, returns: Any = None, **kwargs: Any) -> Any:
     """Calls a Python function at every step.
 
-    Calls are made in the order of the program, each once in a step, before the step changes any
-    variable: `fn` sees variables as they were. If it raises, so does the call of the step, and no
-    variable has changed. No gradient flows through.
+    Calls run in the order of the program, each once per step, before the step updates any
+    variable: `fn` reads the old values. If it raises, the call of the step raises the same error,
+    and no variable is updated. No gradient flows through.
 
-    `fn` may run on another thread. It is for Python and NumPy: a compiled function that shares
-    variables with the step would wait for the step, and the step for it.
+    `fn` may run on another thread. It may use Python and NumPy, but no compiled function that
+    shares variables with the step: each would wait for the other.
 
     Args:
-        fn: The function. In place of tensors and variables, also in lists, tuples, dicts and
-            dataclasses, it gets NumPy arrays of its own; other arguments as they are.
-        *args: Its arguments.
-        returns: What it gives back to the step: a `Spec` with a size on every axis, or a nested
-            structure of them. None: what it returns is dropped.
-        **kwargs: Its arguments by name.
+        fn: The function. It gets a copy of each tensor and variable, also inside lists, tuples,
+            dicts and dataclasses, as a NumPy array; other arguments are passed on unchanged.
+        *args: Its positional arguments.
+        returns: The shapes and dtypes of its results: a `Spec` with a size on every axis, or a
+            nested structure of them. None: its result is dropped.
+        **kwargs: Its keyword arguments.
 
     Returns:
         Tensors, in the structure of `returns`; or None.
@@ -109,24 +109,24 @@ def callback(fn: Callable[..., Any], *args: Any, returns: Any = None, **kwargs: 
 def _call(fn: Callable[..., Any], args: Any, kwargs: Any, returns: Any) -> Any:
     name = f"callback of {getattr(fn, '__name__', type(fn).__name__)}"
     specs = specs_in(name, returns)
-    if in_symbolic_scope() or rehearses():  # shapes are being found out, or losses built
+    if in_symbolic_scope() or rehearses():  # Keras infers shapes or builds losses
         return filled(returns, [ops.zeros(s.shape, s.dtype) for s in specs])
     recorder = active()
     if recorder is not None and recorder.vectorizes:
         raise TrainstepError(
-            f"`{name}` is called inside keras.ops.vectorized_map, which runs a function once for "
-            "all elements: there is no call for each.\n"
-            "  to fix:   use keras.ops.map, or call it outside with all of them"
+            f"`{name}` is called inside keras.ops.vectorized_map, which runs its function once "
+            "for all elements, not once per element.\n"
+            "  to fix:   use keras.ops.map, or call it outside with all elements"
         )
     engine: Engine = _engines.current() if recorder is None else recorder.engine
-    tensors, build = _taken_out(name, (args, kwargs), engine, recorder)
+    tensors, build = _extract(name, (args, kwargs), engine, recorder)
     count = len(tensors)
     sizes = [place for place, x in enumerate(tensors) if not hasattr(x, "dtype")]
     chosen = [ops.equal(i, n) for i, n in (recorder.branches if recorder is not None else ())]
     results = [(s.sizes(), engine.canonical(s.dtype)) for s in specs]
 
     def run(arrays: list[Any]) -> list[Any]:
-        if not all(arrays[count:]):  # of a branch that is not taken
+        if not all(arrays[count:]):  # in a branch that is not executed
             return [np.zeros(shape, dtype) for shape, dtype in results]
         for place in sizes:
             arrays[place] = arrays[place].item()
@@ -137,16 +137,17 @@ def _call(fn: Callable[..., Any], args: Any, kwargs: Any, returns: Any) -> Any:
     return filled(returns, engine.host_call(run, [*tensors, *chosen], results))
 
 
-def _taken_out(
+def _extract(
     name: str, values: Any, engine: Engine, recorder: Recorder | None
 ) -> tuple[list[Any], Build]:
-    """The tensors of the arguments, and what puts arrays in their place."""
+    """Extracts the tensors of the arguments; the `Build` puts arrays in their places."""
 
     def is_tensor(x: Any) -> bool:
         unknown = hasattr(x, "is_fully_defined") and not x.is_fully_defined()
         if unknown and recorder is not None and recorder.sizes_vary:
-            raise Refused("`shape` of a size that varies; use `keras.ops.shape`")
-        known = engine.is_tensor(x) or ops.is_tensor(x)  # TensorFlow's own variables, too
+            raise Refused("`shape` of a dynamic size; use `keras.ops.shape`")
+        # Keras's `is_tensor` is also true for TensorFlow's own variables.
+        known = engine.is_tensor(x) or ops.is_tensor(x)
         return known and not isinstance(x, (np.ndarray, np.generic))
 
     try:
@@ -156,13 +157,13 @@ def _taken_out(
             name,
             "args",
             "tensors in tuples, lists, dicts, named tuples or dataclasses",
-            "tensors inside something else",
-            "pass the tensors in one of those, or by themselves",
+            "tensors inside another object",
+            "pass the tensors directly, or in one of those",
         ) from error
 
 
 class _Shown:
-    """An array inside a structure, which Python shows by its `repr`."""
+    """An array inside a structure: Python prints elements by `repr`, this one as by `str`."""
 
     def __init__(self, array: Any) -> None:
         self._array = array

@@ -1,7 +1,7 @@
-"""Work that need not be waited for: compiling a closer program while a larger one serves.
+"""Compiles in a background thread: a closer program, while a larger one serves.
 
-One piece of work at a time. The thread is not a daemon: Python waits for it at its end, because
-the engines' compilers do not survive being cut off in the middle.
+The threads compile one at a time. They are not daemons, so that Python waits for them at exit: the
+engines' compilers crash if they are cut off.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _threads: set[threading.Thread] = set()
 
 
 def start(work: Callable[[], None]) -> None:
-    """Starts some work."""
+    """Starts a thread that runs `work`."""
 
     def run() -> None:
         try:
             with _one_at_a_time:
                 work()
-        except Exception:  # the larger program goes on serving
+        except Exception:  # the larger program keeps serving
             log.exception("a program could not be compiled in the background")
         finally:
             _threads.discard(threading.current_thread())
@@ -33,7 +33,7 @@ def start(work: Callable[[], None]) -> None:
 
 
 def wait() -> None:
-    """Waits until no work is left.
+    """Waits until no thread is compiling.
 
     Example:
         >>> from trainstep.testing import wait_for_compilation

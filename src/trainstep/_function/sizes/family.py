@@ -1,4 +1,4 @@
-"""A step that was recorded once for sizes that vary, and the programs that serve them."""
+"""A step that was recorded once with dynamic sizes, and its programs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Family:
     """One record of a step, for all sizes that fit a pattern.
 
     Attributes:
-        index: Of its entry in the ledger.
+        index: The index of its ledger entry.
         pattern: The shapes that it serves.
         traced: The record.
-        buckets: Which sizes are compiled; None if one program serves all.
-        programs: By bucket; the one for all sizes has an empty one.
+        buckets: The buckets; None if one program serves all sizes.
+        programs: The programs by bucket; the key of a program for all sizes is `()`.
     """
 
     index: int
@@ -38,14 +38,14 @@ class Family:
     def __post_init__(self) -> None:
         self.names = self.pattern.names
         self.programs: dict[Bucket, Program] = {}
-        self.told: set[str] = set()  # what it took for granted and was told of
+        self.warned: set[str] = set()  # violated assumptions that were reported
 
     def ordered(self, sizes: Mapping[str, int]) -> Bucket:
-        """Sizes in the order of a bucket's."""
+        """Returns sizes in the order of a bucket."""
         return tuple(sizes[name] for name in self.names)
 
     def served(self, sizes: Mapping[str, int]) -> Served | None:
-        """What serves a call of these sizes, if it is compiled."""
+        """Returns the program that serves these sizes, if one is compiled."""
         if self.buckets is None:
             return Served(self.programs[()], None, None) if self.programs else None
         wanted = self.ordered(sizes)
@@ -56,27 +56,27 @@ class Family:
         return Served(program, self.buckets, self.buckets.account(wanted, bucket))
 
     def compile(self, bucket: Bucket) -> Program:
-        """The program for a bucket; no Python of the user's is run."""
+        """Compiles the program for a bucket; this runs no Python of the user."""
         sizes = dict(zip(self.names, bucket, strict=True)) if self.buckets else None
         executable = self.traced.build(self.compiler, sizes)
         return Program(0, executable, self.build, self.watch, self.domain, family=self)
 
     def keep(self, bucket: Bucket, program: Program) -> None:
-        """Lets a program serve from now on."""
+        """Stores a program, which serves from now on."""
         self.programs[bucket] = program
         if self.buckets is not None:
             self.buckets.compiled.append(bucket)
 
     def drop(self, program: Program) -> None:
-        """Forgets a program."""
+        """Drops a program."""
         for bucket in [b for b, kept in self.programs.items() if kept is program]:
-            if self.buckets is not None:  # first, for a thread that is just looking
+            if self.buckets is not None:  # first, because another thread may be in `served`
                 self.buckets.compiled.remove(bucket)
             del self.programs[bucket]
 
 
 class Served:
-    """The program that serves calls of some sizes, and what that costs."""
+    """The program that serves calls with given sizes, and their cost."""
 
     __slots__ = ("_account", "_buckets", "program")
 
@@ -84,8 +84,8 @@ class Served:
         self.program = program
         self._buckets, self._account = buckets, account
 
-    def goes_on(self) -> bool:
-        """Notes one more call; False if a closer program has become worth compiling."""
+    def count_call(self) -> bool:
+        """Counts a call; returns False once a closer program is worth compiling."""
         if self._buckets is None or self._account is None:
             return True
         return not self._buckets.note(self._account)

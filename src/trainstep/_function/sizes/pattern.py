@@ -1,9 +1,10 @@
-"""The shapes of a call with names in place of the sizes that vary.
+"""Patterns: the shapes of a call, with names in the places of dynamic sizes.
 
     (32, 20), (32,)  then  (17, 20), (17,)   ->   (batch, 20), (batch,)
 
-A pattern is the closest description of two calls: sizes that changed together have one name. It
-takes in only axes that may vary: the first of arrays as long as the first one, and those declared.
+A pattern is the closest common description of two calls: sizes that change together have one name.
+Only axes that may be dynamic have one: the first axis of every array as long as the first array,
+and declared axes.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Pattern:
-    """The shapes of the arrays of a call; a name stands for any size."""
+    """The shapes of the arrays of a call; a name is any size."""
 
     shapes: tuple[tuple[int | str, ...], ...]
 
     @property
     def names(self) -> list[str]:
-        """The names of the sizes that vary, in order of appearance."""
+        """The names of the dynamic sizes, in order of appearance."""
         found = {size: None for shape in self.shapes for size in shape if isinstance(size, str)}
         return list(found)
 
     @property
     def axes(self) -> list[tuple[str | None, ...]]:
-        """By array and axis, the name of a size that varies, or None."""
+        """The name of a dynamic size, or None, by array and axis."""
         return [
             tuple(size if isinstance(size, str) else None for size in shape)
             for shape in self.shapes
         ]
 
     def sizes(self, shapes: Sequence[Shape]) -> dict[str, int] | None:
-        """What the names stand for in these shapes; None if they do not fit."""
+        """Returns the sizes in these shapes, by name; None if they do not fit."""
         found: dict[str, int] = {}
         for pattern, shape in zip(self.shapes, shapes, strict=True):
             if len(pattern) != len(shape):
@@ -56,19 +57,19 @@ class Pattern:
         return ", ".join(f"[{','.join(map(str, shape))}]" for shape in self.shapes)
 
 
-def varying_axes(
+def dynamic_axes(
     before: Sequence[Sequence[int | str]],
     shapes: Sequence[Shape],
     declared: Sequence[dict[int, str | None]],
 ) -> list[dict[int, str | None]]:
-    """By array, the axes that may vary, with the names that were declared for them."""
+    """Returns the axes that may be dynamic, by array, with their declared names."""
     lead = next((i for i, shape in enumerate(shapes) if shape), None)
     found = []
     for old, new, axes in zip(before, shapes, declared, strict=True):
         mine = dict(axes)
         if lead is not None and new and (old[0], new[0]) == (before[lead][0], shapes[lead][0]):
             mine.setdefault(0, None)
-        # A size that is always 1 is one in the program, too: engines treat 1 as a case of its own.
+        # A size that was always 1 stays fixed: with 1, broadcasting gives other programs.
         found.append({a: name for a, name in mine.items() if (old[a], new[a]) != (1, 1)})
     return found
 
@@ -78,10 +79,10 @@ def common(
     shapes: Sequence[Shape],
     declared: Sequence[dict[int, str | None]],
 ) -> Pattern | None:
-    """The closest pattern of an earlier call, or pattern, and this one; None if there is none."""
+    """Returns the closest common pattern of an earlier call or pattern and this call, if any."""
     if [len(old) for old in before] != [len(new) for new in shapes]:
         return None
-    may = varying_axes(before, shapes, declared)
+    may = dynamic_axes(before, shapes, declared)
     names: dict[tuple[int | str, int], str] = {}
     lead = next((i for i, shape in enumerate(shapes) if shape), None)
     if lead is not None and 0 in may[lead]:
@@ -100,17 +101,17 @@ def common(
                 return None
         pattern.append(tuple(entry))
     made = Pattern(tuple(pattern))
-    # One name may have been declared for sizes that differ; then no pattern has both.
+    # If one name was declared for sizes that differ, no pattern fits.
     return made if made.names and made.sizes(shapes) is not None else None
 
 
 def _unused(names: dict[tuple[int | str, int], str]) -> str:
-    taken = {*names.values(), BATCH}
-    return next(n for n in ("time", *(f"size{i}" for i in range(2, 99))) if n not in taken)
+    used = {*names.values(), BATCH}
+    return next(n for n in ("time", *(f"size{i}" for i in range(2, 99))) if n not in used)
 
 
 def with_sizes(parts: Sequence[Part], pattern: Pattern) -> list[Part]:
-    """The parts of a call with names in place of the sizes that vary."""
+    """Returns the parts of a call with names in the places of dynamic sizes."""
     shapes = iter(pattern.shapes)
     found = []
     for part in parts:
@@ -124,9 +125,9 @@ def with_sizes(parts: Sequence[Part], pattern: Pattern) -> list[Part]:
 
 
 def enlarged(leaves: Sequence[Any], pattern: Pattern, first: Mapping[str, int]) -> list[Any]:
-    """Stand-ins for the arrays of a call, at least as large as those that came first.
+    """Returns stand-ins for the arrays of a call, at least as large as those of the first call.
 
-    What a step asks about sizes is answered as for these: a short last batch is no measure.
+    A branch on a size (`if n >= 8`) is traced for their sizes: a short last batch must not decide.
     """
     found = []
     for leaf, shape in zip(leaves, pattern.shapes, strict=True):

@@ -1,4 +1,4 @@
-"""`Shapes`: what sizes that vary cost, and the names of the axes along which they do."""
+"""`Shapes`, the policy for dynamic sizes, and `DynamicAxes`, the axes that have them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _POLICIES = ("auto", "exact", "dynamic", "bucket")
 
 @dataclass(frozen=True)
 class Shapes:
-    """How the sizes of arrays map to programs.
+    """The policy for dynamic sizes: which program serves which shapes.
 
-    Whatever the policy, the numbers are those of the exact shapes: an array that is padded for a
-    larger program is masked in it, wherever positions mix.
+    Under every policy the results are those of the exact shapes: where positions mix, the program
+    masks padding.
 
     Args:
-        policy: `"exact"`: a program for every shape. `"bucket"`: the step is recorded once, for any
-            size; on JAX it is compiled for a few sizes, and smaller arrays are padded; elsewhere
-            one program takes all sizes. `"dynamic"`: one program for all sizes, by the engine's own
-            means; not on JAX. `"auto"`: the first size is compiled as it is; from the second on,
-            as `"bucket"`.
-        grid: The sizes of buckets, or a dict of them by the name of the size. By default
-            multiples of `multiple`, in steps of `ratio`, around the first size seen.
-        ratio: From one bucket to the next; 2 for the batch and 1.5 for other sizes by default.
-        multiple: What sizes of buckets are rounded up to.
-        patience: A closer bucket is compiled once the larger one has wasted as much as so many
-            steps of the mean size.
-        buckets: The number of buckets for each size that varies.
-        max_programs: The number of programs that a function keeps; past it, the one that was used
-            longest ago goes.
+        policy: `"exact"`: a program for every shape. `"bucket"`: one trace for all sizes; on JAX,
+            programs for a few sizes, with smaller arrays padded; elsewhere one program for all
+            sizes. `"dynamic"`: one program for all sizes; not on JAX. `"auto"`: the first size is
+            compiled exactly; from the second on, as `"bucket"`.
+        grid: The sizes of buckets, or a dict of them by the name of the size. By default,
+            multiples of `multiple`, in steps of `ratio`, around the first size.
+        ratio: The ratio of a bucket to the next smaller one; by default 2 for the batch and 1.5 for
+            other sizes.
+        multiple: Sizes of buckets are rounded up to a multiple of this.
+        patience: A closer bucket is compiled once the padding of the larger one has cost as much as
+            this many steps of the mean size.
+        buckets: The largest number of buckets per dynamic size.
+        max_programs: The largest number of programs in a function's cache; beyond it, the least
+            recently used one is dropped.
         background: Whether a closer bucket is compiled in a thread while the larger one serves.
-            Turn it off for runs that are equal bit by bit: at which step the smaller program
-            takes over, and with it the rounding, depends on time.
+            Turn it off for runs that have to be bitwise reproducible: the step from which the
+            smaller program serves, and thus the rounding, depends on timing.
 
     Example:
         >>> import keras, numpy as np, trainstep as ts
@@ -86,12 +86,12 @@ class Shapes:
         return list(self.grid.values()) if isinstance(self.grid, Mapping) else [self.grid]
 
     def grid_of(self, name: str) -> Sequence[int] | None:
-        """The sizes that were given for the buckets of one size, ascending."""
+        """Returns the grid of one size, ascending, if the user has passed one."""
         given = self.grid.get(name) if isinstance(self.grid, Mapping) else self.grid
         return None if given is None else sorted(given)
 
     def ratio_of(self, name: str) -> float:
-        """From one bucket of a size to the next."""
+        """Returns the ratio between the buckets of one size."""
         return self.ratio or (2.0 if name == BATCH else 1.5)
 
 
@@ -99,7 +99,7 @@ BATCH = "batch"  # the name of the first array's first axis
 
 
 def policy(shapes: Any, engine: Engine) -> Shapes:
-    """The policy of a function, from what a person may pass, checked against the engine."""
+    """Converts the argument `shapes` to a `Shapes`, and checks it against the engine."""
     made = shapes if isinstance(shapes, Shapes) else Shapes(shapes)
     if made.policy == "dynamic" and engine.sizes == "bucket":
         raise ArgumentError(
@@ -113,7 +113,7 @@ def policy(shapes: Any, engine: Engine) -> Shapes:
 
 
 def check_dynamic(function: str, dynamic: Any, names: Sequence[str]) -> None:
-    """Refuses what does not name axes by parameter."""
+    """Raises an `ArgumentError` unless `dynamic` has axes by parameter."""
     if dynamic is None:
         return
     given = list(dynamic) if isinstance(dynamic, Mapping) else [dynamic]
@@ -128,8 +128,8 @@ def check_dynamic(function: str, dynamic: Any, names: Sequence[str]) -> None:
             )
 
 
-class Varying:
-    """The axes that a person has named as varying, by the labels of arguments."""
+class DynamicAxes:
+    """The axes that were declared as dynamic, by the label of the argument."""
 
     def __init__(self, dynamic: Mapping[str, Any] | None, names: Sequence[str]) -> None:
         self._axes: dict[str, dict[int, str | None]] = {}
@@ -149,13 +149,13 @@ class Varying:
             raise ArgumentError(
                 "trainstep.function",
                 "dynamic",
-                "an axis, axes, or a dict of them for the arrays inside, by parameter",
+                "an axis, axes, or a dict of them for the arrays of a structure, by parameter",
                 f"{label}: {axes!r}",
                 "for example dynamic={'x': 1} or dynamic={'batch': {'tokens': (0, 1)}}",
             )
 
     def declare(self, label: str, shape: Sequence[Any]) -> None:
-        """Adds the axes of a Spec that have no size, with their names."""
+        """Adds the axes of a `Spec` without a fixed size, with their names."""
         axes = {
             axis: size if isinstance(size, str) else None
             for axis, size in enumerate(shape)
@@ -164,7 +164,7 @@ class Varying:
         self._axes.setdefault(label, {}).update(axes)
 
     def check(self, function: str, label: str, shape: Sequence[int]) -> None:
-        """Refuses axes of an array that it has not."""
+        """Raises an `ArgumentError` if an array lacks a declared axis."""
         for known, axes in self._axes.items():
             inside = known.startswith((f"{label}[", f"{label}."))
             beyond = [axis for axis in axes if not -len(shape) <= axis < len(shape)]
@@ -178,7 +178,7 @@ class Varying:
                 )
 
     def of(self, label: str, rank: int) -> dict[int, str | None]:
-        """The axes of an array that vary, with the names of their sizes if they have any."""
+        """Returns the dynamic axes of an array, with the names of their sizes, if any."""
         found: dict[int, str | None] = {}
         for known, axes in self._axes.items():
             if label == known or label.startswith((f"{known}[", f"{known}.")):

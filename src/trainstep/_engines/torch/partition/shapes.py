@@ -126,7 +126,7 @@ def varying_sizes(
     *,
     axes: Axes,
     rows: int | str,
-    broken: Callable[[Sizes], str],
+    violated_assumption: Callable[[Sizes], str],
 ) -> Shapes:
     """The shapes of a record that was made for sizes that vary.
 
@@ -136,13 +136,13 @@ def varying_sizes(
         tensors: The arguments.
         axes: The names of their sizes, as of `Engine.trace`.
         rows: How many rows the batch has, or the name of that.
-        broken: What tells of sizes that the record does not hold for them.
+        violated_assumption: As of `Traced`.
     """
     names = list(dict.fromkeys(name for of in axes for name in of if name))
     looks = []
     for chosen in _CHOICES:
         sizes = dict(zip(names, chosen, strict=False))
-        if len(sizes) < len(names) or broken(sizes):
+        if len(sizes) < len(names) or violated_assumption(sizes):
             continue
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         look = Look(module, mode)
