@@ -92,6 +92,7 @@ def test_calls_at_one_signature_add_no_objects_and_no_memory(backend: str) -> No
     assert step.trace_count == 1
 
 
+@pytest.mark.slow
 def test_results_that_are_not_read_add_nothing(backend: str) -> None:
     total = keras.Variable(np.zeros(1000, "float32"))
 
@@ -164,7 +165,7 @@ def by_attribute() -> Callable[[Any], None]:
     return use
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [by_argument, by_closure, by_attribute])
 def test_models_that_are_dropped_are_freed_with_their_programs(
     make: Callable[[], Callable[[Any], None]],

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import keras
 import pytest
 
 import trainstep as ts
@@ -58,6 +59,7 @@ def test_the_public_functions_have_examples() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.sampled(1 if keras.backend.backend() == "jax" else len(PAGES))  # the first is README
 def test_a_documentation_page_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: Path
 ) -> None:

@@ -234,6 +234,7 @@ def test_generators_are_passed_over(tmp_path: Path) -> None:
     assert_same(whole, again)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_stops(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as stopped:

@@ -170,6 +170,7 @@ def test_large_batches_are_not_kept() -> None:
     assert not feed._pieces
 
 
+@pytest.mark.slow
 def test_many_arguments_that_are_large_together() -> None:
     step = ts.function(lambda *arrays: total(arrays))
     for number in range(3):

@@ -236,6 +236,7 @@ def test_a_value_that_is_assigned_is_what_the_next_step_begins_with(apart: Any) 
     assert_same(run(), apart(run), **ROUNDING)
 
 
+@pytest.mark.slow
 def test_a_frozen_layer_keeps_its_slots_and_goes_on_with_them(apart: Any) -> None:
     def run() -> list[np.ndarray]:
         trainer = trainer_of(model_of(6, 5))

@@ -82,6 +82,7 @@ CASES: dict[str, tuple[Parts, tuple[int, ...], int]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("optimize", ["trace", "full"])
 @pytest.mark.parametrize("case", CASES)
 def test_norms_train_as_under_keras(case: str, optimize: str, made: Made) -> None:

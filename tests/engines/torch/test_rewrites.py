@@ -190,7 +190,7 @@ def test_what_many_read_is_computed_once() -> None:
     assert KEPT not in operations(rewritten(recorded(normalized, few)))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 def test_a_number_that_many_read_is_computed_once(shape: tuple[int, ...]) -> None:
     """Like the step size of Adam. Inductor by itself takes two powers for every few weights."""

@@ -857,6 +857,7 @@ def collected(ref: weakref.ref[Any]) -> bool:
     return ref() is None
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("optimize", ["trace", "full"])
 @pytest.mark.parametrize("sizes", [(4,), (4, 7, 3)])
 def test_a_dropped_function_frees_what_it_called(optimize: str, sizes: tuple[int, ...]) -> None:

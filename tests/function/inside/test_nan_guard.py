@@ -102,6 +102,7 @@ def test_a_thousand_steps_with_bad_ones_are_the_good_steps_alone() -> None:
     assert all(np.isfinite(value).all() for value in everything(trainer))
 
 
+@pytest.mark.slow
 def test_without_the_policy_good_batches_give_the_same_numbers() -> None:
     """To rounding: another program is fused otherwise."""
     guarded = lone(random_layers, adam, nan_policy="skip")
@@ -114,6 +115,7 @@ def test_without_the_policy_good_batches_give_the_same_numbers() -> None:
     assert guarded.skipped == plain.skipped == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arguments", [sgd, regression, adam])
 @pytest.mark.parametrize("build", [mlp, unbuilt])
 def test_every_optimizer_and_a_model_that_builds_itself(build: Any, arguments: Any) -> None:
@@ -576,6 +578,7 @@ def test_sizes_that_vary_raise(optimize: str) -> None:
     assert trainer.trace_count == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("steps", [1, 4])
 def test_fit_raises(steps: int) -> None:
     trainer = lone(random_layers, adam, nan_policy="raise")

@@ -144,6 +144,7 @@ def test_a_counting_layer_agrees_with_the_ledger_over_two_hundred_batches() -> N
 # The numbers.
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("policy", "filler"), [("auto", "nothing"), ("bucket", "nan"), ("auto", "garbage")]
 )
