@@ -27,7 +27,7 @@ from trainstep._engines.jax.layout import Spread, active, copied, lies
 from trainstep._engines.jax.processes import with_others
 from trainstep._engines.jax.refcounts import OPERAND, refcount
 from trainstep._engines.jax.state_layout import StateLayout
-from trainstep._engines.shared.host_function import Host, surfacing
+from trainstep._engines.shared.host_function import Host, raising_host_errors
 
 _value = itemgetter("_value")
 _consume: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
@@ -260,11 +260,11 @@ class WaitingExecutable:
     ) -> None:
         self._call, self._held, self._feeds = call, held, feeds
         self._old, self._new = _slots(held.state), _slots(held.writes)
-        self._surfacing = surfacing(self._run, hosts)
+        self._raising = raising_host_errors(self._run, hosts)
         self.fits = held.fits
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
-        return self._surfacing(leaves)  # type: ignore[no-any-return]
+        return self._raising(leaves)  # type: ignore[no-any-return]
 
     def _run(self, leaves: Sequence[Any]) -> list[Tensor]:
         leaves = leaves if self._feeds is None else list(map(operator.call, self._feeds, leaves))

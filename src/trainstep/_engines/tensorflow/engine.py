@@ -31,7 +31,7 @@ from trainstep._engines.contract import (
     chosen,
     is_wanted,
 )
-from trainstep._engines.shared.host_function import Host, HostFunction, Results, surfacing
+from trainstep._engines.shared.host_function import Host, HostFunction, Results, raising_host_errors
 from trainstep._engines.tensorflow import tricks
 from trainstep._engines.tensorflow.host import host_call
 from trainstep._engines.tensorflow.state import let_go, prepare, variable_methods
@@ -285,4 +285,4 @@ def _repeated(step: Any, count: int, *stacked: Tensor) -> list[Tensor]:
 def _executable(concrete: Any, hosts: Sequence[Host]) -> Executable:
     run = tricks.executable(concrete)
     run.graph = concrete  # type: ignore[attr-defined]  # the function lives as long as this does
-    return surfacing(run, hosts) if hosts else run
+    return raising_host_errors(run, hosts) if hosts else run

@@ -104,5 +104,5 @@ def _run(e: Equation, branch: Any, *operands: Tensor) -> list[Tensor]:
 def _host(e: Equation) -> list[Tensor]:
     """A call to the host, where the padding is cut off."""
     sizes = [e.bucket.true(dim) for shape in e.shapes for dim in shape if varies(dim)]
-    host = e.params["host"].cutting([varying(shape) for shape in e.shapes])
+    host = e.params["host"].without_padding([varying(shape) for shape in e.shapes])
     return e.bind(*e.operands, *sizes, host=host)  # type: ignore[no-any-return]
