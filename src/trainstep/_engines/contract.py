@@ -198,7 +198,7 @@ class Engine(abc.ABC):
             step: The step.
             leaves: The arrays of a call.
             recorder: The scope to run it in.
-            options: What the user asked for.
+            options: The options of the user.
             axes: The dynamic sizes, for which the record must hold. None: record these shapes only.
 
         Raises:
@@ -232,7 +232,7 @@ class Engine(abc.ABC):
         """
 
     def asks_for_a_value(self, error: BaseException) -> bool:
-        """Whether `error` means that Python asked for the value of a traced tensor."""
+        """Whether `error` means that Python code needs the value of a traced tensor."""
         return False
 
     def disk_hits(self) -> int:

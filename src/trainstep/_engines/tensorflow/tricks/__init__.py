@@ -27,9 +27,7 @@ def rewritten(concrete: Any) -> Any:
 
 
 def fused_norms(*, by_graph: bool) -> tuple[AbstractContextManager[Any], Settle]:
-    """Returns a context that records batch normalizations as one operation each, and a function
-    to call at the end of the record.
-    """
+    """Returns a context that records fused batch normalizations, and a function that ends it."""
     if by_graph and is_on("fused_batch_norm"):
         norms = fused_batch_norm.FusedNorms()
         return norms.recording(), norms.settle
