@@ -128,7 +128,7 @@ def test_a_silent_process_ends_all_others() -> None:
     assert group.all_ended.wait(20)
     assert sorted(group.ended) == [0, 1]
     for text in group.ended.values():
-        assert "process 2 of 3 was not heard of for 0.4 s" in text
+        assert "process 2 of 3 sent no heartbeat for 0.4 s" in text
         assert "newest checkpoint" in text
 
 

@@ -1,9 +1,9 @@
-"""What an engine must do. Everything else is written once, above this line.
+"""The contract of an engine. Everything else is written once, above this line.
 
 An engine turns a stateful step into a program in two moves. `trace` runs the user's Python once,
-inside a `Recorder`, and finds the variables it touches. `Traced.build` compiles what was recorded
-into an `Executable`: given the arrays of a call, it reads the variables, computes, writes the new
-values back all at once, and returns the outputs. If anything fails before that, no variable has
+inside a `Recorder`, and finds the variables that it reads and writes. `Traced.build` compiles the
+record into an `Executable`: given the arrays of a call, it reads the variables, computes, writes
+all new values at once, and returns the outputs. If anything fails before the write, no variable has
 changed.
 """
 
@@ -28,50 +28,50 @@ Tensor = Any
 Variable = Any
 Step = Callable[[Sequence[Tensor]], list[Tensor]]
 Loss = Callable[[Sequence[Tensor]], tuple[Any, Any]]
-# Which variables to differentiate by: these, what the function says after the value was computed,
-# or (None) every trainable one that was read.
+# The variables to differentiate by: these; those that the function returns once the value has been
+# computed; or (None) every trainable variable that was read.
 Wanted = Sequence[Variable] | Callable[[], Sequence[Variable]] | None
 Executable = Callable[[Sequence[Any]], Sequence[Tensor]]
-# Of each array of a call, by axis, the name of a size that varies, or None: `(("n", None), ("n",))`
+# For each array of a call, by axis, the name of a dynamic size or None: `(("n", None), ("n",))`
 Axes = Sequence[Sequence[str | None]]
 Sizes = Mapping[str, int]
-Taker = Callable[[Any], Any]  # of places, the rows of an array that are there
+Taker = Callable[[Any], Any]  # copies the rows of an array at the given places
 
 
 class Refused(Exception):
-    """A step cannot be recorded once for sizes that vary; the text says what stands against it.
+    """A step cannot be recorded for dynamic sizes; the text gives the reason.
 
     Attributes:
-        frames: Files and lines that it comes from, innermost first, if no traceback tells.
+        frames: The files and lines that caused it, innermost first, if its traceback lacks them.
     """
 
-    _keras_call_info_injected = True  # Keras passes it on as it is
+    _keras_call_info_injected = True  # keeps Keras from rewriting the text
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
         self.frames: Sequence[tuple[str, int]] = ()
 
 
 @runtime_checkable
 class Inlined(Protocol):
-    """An executable that can be written into the path of a hit, which saves its frames."""
+    """An executable that can be inlined into the fast path, which saves its Python frames."""
 
     def inline(self, arrays: dict[str, Any]) -> Source:
-        """Statements that run it on arrays of these names, and leave the outputs in `outs`."""
+        """Returns statements that run it on arrays of these names and assign `outs`."""
         ...
 
 
 @runtime_checkable
 class Unread(Protocol):
-    """An executable that may leave out what nobody reads."""
+    """An executable that can skip outputs that are never read."""
 
     def unread(self, leaves: Sequence[Any]) -> None:
-        """Runs the step for what it writes alone."""
+        """Runs the step for its writes only."""
         ...
 
 
 def is_wanted(variables: Wanted) -> Callable[[Variable], bool]:
-    """Tells of a variable that is read whether it may have to be differentiated by."""
+    """Returns a test: whether a variable that is read may need a gradient."""
     if variables is None:
         return lambda variable: bool(variable.trainable)
     if callable(variables):
@@ -81,7 +81,7 @@ def is_wanted(variables: Wanted) -> Callable[[Variable], bool]:
 
 
 def chosen(variables: Wanted, read: Sequence[Variable]) -> list[Variable]:
-    """The variables to differentiate by, now that the function has run and read some."""
+    """Returns the variables to differentiate by, after the function has run."""
     if variables is None:
         found = [v for v in read if v.trainable]
     else:
@@ -95,79 +95,80 @@ def chosen(variables: Wanted, read: Sequence[Variable]) -> list[Variable]:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user may ask of the compiler."""
+    """The compiler options of the user."""
 
     donate: bool = True
     optimize: str = "auto"  # auto, trace, full, measure
     # Steps in one call: arguments and outputs have a leading axis of this size. 0: no such axis.
     repeat: int = 0
-    layout: Any = None  # how the arrays lie over several devices: the engine's own; None: one
+    layout: Any = None  # the engine's layout over several devices; None: one device
 
 
 def plain_taker(array: Any) -> Taker:
-    """What copies rows of an array."""
-    # Of short rows, `take` makes a copy in half the time of an index.
+    """Returns a function that copies rows of an array."""
+    # For short rows, `take` needs half the time of indexing.
     return partial(array.take, axis=0) if type(array) is np.ndarray else array.__getitem__
 
 
 def assign_each(variables: Sequence[Variable], values: Sequence[Any]) -> None:
-    """Gives variables values, one after the other."""
+    """Assigns values to variables, one after the other."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
 def nothing_assumed(sizes: Sizes) -> str:
-    """What a record that takes nothing for granted says of any sizes."""
+    """The `Traced.violated_assumption` of a record that holds for all sizes."""
     return ""
 
 
 class BuildProgram(Protocol):
-    """Compiles a recorded step; it runs no Python of the user's."""
+    """Compiles a recorded step, without running the user's Python again."""
 
     def __call__(self, compiler: str, bucket: Sizes | None = None) -> Executable:
-        """The program of one of the engine's compilers.
+        """Compiles with one of the engine's compilers.
 
         Args:
-            compiler: Its name.
-            bucket: For an engine of buckets, and a step that was recorded for sizes that vary: the
-                largest sizes that the program serves. It is called with arrays as they are.
+            compiler: The name of the compiler.
+            bucket: For an engine of buckets, and a step recorded for dynamic sizes: the largest
+                sizes that the program serves. Callers pass unpadded arrays.
         """
         ...
 
 
 @dataclass(slots=True)
 class Traced:
-    """A recorded step: the variables that it reads and writes, and the way to compile it.
+    """A recorded step: the variables that it reads and writes, and a function that compiles it.
 
-    A step that was recorded with dynamic sizes may branch on a size (`if n > 8`).
-    `violated_assumption` returns the first assumption of the record that given sizes violate, with
-    the line that branches in parentheses if it is Python; "" if the record serves them.
+    A step recorded for dynamic sizes may have branched on a size (`if n > 8`).
+    `violated_assumption` returns the first assumption that does not hold for given sizes, followed
+    by the user's line in parentheses if Python code made the comparison; "" if the record serves
+    these sizes.
     """
 
     reads: list[Variable]
     writes: list[Variable]
     build: BuildProgram
-    uncompiled: str = ""  # what the engine could not record: the step runs as Python
-    compilers: tuple[str, ...] = ()  # those of the engine's that can compile it; (): all
+    uncompiled: str = ""  # the operation that cannot be recorded: the step runs as Python
+    compilers: tuple[str, ...] = ()  # the engine's compilers that can compile it; (): all
     violated_assumption: Callable[[Sizes], str] = nothing_assumed
 
 
 class Engine(abc.ABC):
     """A backend.
 
-    An engine must define the abstract methods. The rest has defaults that are right for an engine
-    with one device, one process, no random generator of its own, and nothing to speed up.
+    An engine must define the abstract methods. The defaults of the others fit an engine with one
+    device, one process, no random generator of its own, and no optimizations.
 
     Attributes:
-        name: Keras's name of it.
-        compilers: Those that it has, the quick one first, the thorough one last.
-        compiles_at_first_run: Whether a program is compiled when it first runs.
-        branches_by_value: Whether Keras's control flow asks Python for the predicate.
+        name: The name of the Keras backend.
+        compilers: The names of its compilers, the one that compiles fastest first.
+        compiles_at_first_run: Whether a program is compiled during its first run.
+        branches_by_value: Whether Keras's control flow needs the predicate as a Python value.
         loops_have_gradients: Whether `keras.ops.while_loop` can be differentiated.
-        sizes: What dynamic sizes cost: "bucket", a program for each of a few sizes, with the
-            arrays padded and masked; "dynamic", one program for all; "exact", a program each.
+        sizes: How dynamic sizes are compiled: "bucket", a program for each of a few sizes, with
+            padded and masked arrays; "dynamic", one program for all; "exact", one for each size.
         is_synchronous: Whether a call returns only when its step is done.
-        size_one_is_separate: Whether an axis of one element needs a record of its own.
+        size_one_is_separate: Whether an axis of size 1 needs a record of its own.
         handles_sigterm: Whether the engine handles SIGTERM in a job of many processes.
     """
 
@@ -198,66 +199,66 @@ class Engine(abc.ABC):
             step: The step.
             leaves: The arrays of a call.
             recorder: The scope to run it in.
-            options: What the user asked for.
-            axes: The dynamic sizes; the record then serves others, too. None: none is.
+            options: The options of the user.
+            axes: The dynamic sizes, for which the record must hold. None: record these shapes only.
 
         Raises:
-            Refused: If there are dynamic sizes, and the step cannot be recorded for others.
+            Refused: If the step cannot be recorded for dynamic sizes.
         """
 
     @abc.abstractmethod
     def differentiate(
         self, call: Loss, variables: Wanted, leaves: Sequence[Tensor], *, each: bool = False
     ) -> tuple[Tensor, Any, list[Any], list[Any]]:
-        """The value and aux of `call(leaves)`, its gradients by variables, and those by leaves.
+        """Returns the value and aux of `call(leaves)`, the gradients by variables, and by leaves.
 
-        Updates that `call` makes take effect once, in the scope around. The gradient of what
-        the value does not depend on is zero. With `each`, the value is a list of scalars, and
-        there is a list of gradients for each of them.
+        Updates that `call` makes take effect once, in the enclosing scope. Where the value does
+        not depend on a variable or leaf, its gradient is zero. With `each`, the value is a list of
+        scalars, and there is a list of gradients for each of them.
         """
 
     @abc.abstractmethod
     def host_call(
         self, fn: HostFunction, tensors: Sequence[Tensor], results: Results
     ) -> list[Tensor]:
-        """Calls Python: at once, or at every run of the program that is being traced.
+        """Calls Python: now, or at every run of the program that is being traced.
 
-        Calls are kept and made in their order, before any variable changes; an exception of one is
-        raised by the program. No gradient flows through.
+        The program makes every call, in program order, before any variable changes. It raises the
+        exception of a call. No gradient flows through.
 
         Args:
-            fn: Takes a list of NumPy arrays of its own, and returns one.
+            fn: A function from a list of NumPy arrays, which it may keep, to another.
             tensors: Its arguments.
-            results: The shapes and dtypes of its results; the dtypes are the engine's.
+            results: The shapes and dtypes of its results; the engine supports these dtypes.
         """
 
     def asks_for_a_value(self, error: BaseException) -> bool:
-        """Whether `error` means that Python asked for the value of a traced tensor."""
+        """Whether `error` means that Python code needs the value of a traced tensor."""
         return False
 
     def disk_hits(self) -> int:
-        """How many programs this thread has taken from the engine's cache on disk so far."""
+        """Returns the number of disk cache hits of this thread so far."""
         return 0
 
-    # Where a call stands.
+    # The trace or graph around a call.
 
     def current_graph(self) -> Any:
-        """The trace or graph that the engine is in now."""
+        """Returns the trace or graph that is being recorded now."""
         return None
 
     def is_idle(self) -> bool:
-        """Whether this thread is in no trace or graph at all, ours or another's."""
+        """Whether this thread records no trace or graph, ours or foreign."""
         return True
 
     def is_idle_source(self) -> Source:
-        """The expression of `is_idle()`, for the fast path."""
+        """Returns the expression of `is_idle()`, for the fast path."""
         return Source("is_idle()", {"is_idle": self.is_idle})
 
     def inlines(self, function: str) -> bool:
-        """Whether a call that is not idle stands inside a graph that it can become a part of.
+        """Whether a call inside a foreign graph becomes part of that graph.
 
         Raises:
-            ForeignTraceError: If it stands inside one that it cannot.
+            ForeignTraceError: If it cannot.
         """
         return True
 
@@ -273,68 +274,68 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def tensor(self, x: Any) -> Tensor:
-        """`x` as a tensor that can be differentiated by."""
+        """Returns `x` as a tensor that gradients can be taken by."""
 
     def shape(self, x: Any) -> tuple[int, ...]:
-        """The shape of a concrete tensor, or of a NumPy array."""
+        """Returns the shape of a concrete tensor, or of a NumPy array."""
         return tuple(x.shape)
 
     def canonical(self, dtype: str) -> str:
-        """The dtype that the engine gives an array of `dtype`."""
+        """Returns the dtype to which the engine converts an array of `dtype`."""
         return dtype
 
     def assign(self, variables: Sequence[Variable], values: Sequence[Any]) -> None:
-        """Gives variables values, which are NumPy arrays of their shapes and dtypes."""
+        """Assigns NumPy arrays, of the right shapes and dtypes, to variables."""
         assign_each(variables, values)
 
     def rows(self, array: Any) -> Iterable[Any]:
-        """The rows of a NumPy array, in the form that programs read fastest."""
+        """Iterates over the rows of a NumPy array, as the type that programs read fastest."""
         return array  # type: ignore[no-any-return]
 
     def taker(self, array: Any) -> Taker:
-        """Copies rows of a NumPy array, in the form that programs read fastest.
+        """Returns a function that copies rows of a NumPy array, for programs to read.
 
-        It serves one thread at a time, and nobody may write to its results.
+        It is not thread-safe, and its results must not be written to.
         """
         return plain_taker(array)
 
     # Random numbers.
 
     def rng_state(self) -> Any:
-        """The state of the engine's own random generator; None if seeds are all there is."""
+        """Returns the RNG state of the engine's global generator; None if it has none."""
         return None
 
     def set_rng_state(self, state: Any) -> None:
-        """Sets it."""
+        """Sets the RNG state of the engine's global generator."""
         del state
 
     def fixed_rng_state(self) -> AbstractContextManager[Any]:
-        """A block in which the engine's own random generator always starts alike."""
+        """A context in which the engine's global generator starts from a fixed RNG state."""
         return nullcontext()
 
     # Several devices and processes.
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Any:
-        """How arrays are spread over devices.
+        """Returns a layout of arrays over devices.
 
         Args:
-            kind: "mirrored": batches are split, variables whole on each; "sharded": both are split.
-            devices: The devices; all that there are by default.
+            kind: "mirrored": split batches, replicate variables; "sharded": split both.
+            devices: The devices; None: all devices.
         """
         raise runs_on_one_device(self.name)
 
     def launched(self) -> tuple[str, int, int] | None:
-        """The address, count and index set by a launcher that only the engine knows."""
+        """Returns the address, count and index set by a launcher that only the engine supports."""
         return None
 
     def connect(
         self, address: str, count: int, index: int, *, heartbeat: float, timeout: float
     ) -> Any:
-        """Makes this process one of many; returns a store of strings that all see."""
+        """Joins this process to a job; returns a store of strings that all processes share."""
         raise runs_on_one_device(self.name)
 
     def broadcast(self, value: Any) -> Any:
-        """The value of the first process, in every process of the job.
+        """Returns the value of the first process, in every process of the job.
 
         Args:
             value: Of the types that `shared/messages.py` encodes; used in the first process only.
@@ -342,14 +343,14 @@ class Engine(abc.ABC):
         return value
 
     def gather(self, variable: Variable) -> Any:
-        """The value of a variable, as a NumPy array, also if it is spread over many processes."""
+        """Returns a variable, which may be sharded over processes, as a NumPy array."""
         return keras.ops.convert_to_numpy(variable.value)
 
     def preempted(self, step: int, asked: bool) -> bool:
-        """Whether many processes were asked to end, and have agreed to do so after this step.
+        """Whether the job is preempted: all processes have agreed to end after this step.
 
         Args:
             step: The number of the step.
-            asked: Whether this one was.
+            asked: Whether this process was asked to end.
         """
         return False

@@ -1,8 +1,8 @@
 """An engine that compiles nothing: for tests of everything above the engines.
 
-It runs the step once, on the arrays as they are, keeps what it was asked to compile in
-`compiled`, and answers every call with the outputs of that one run. What a step calls on the host
-is called at every run, with the arrays of that one.
+It runs the step once, on the arrays of the call, appends their shapes to `compiled`, and returns
+the outputs of that run from every call. Host calls are repeated at every call, with the arrays of
+that run.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class NullEngine(Engine):
     """Compiles nothing.
 
     Args:
-        sizes: What sizes that vary cost, as of other engines: "exact", "bucket" or "dynamic".
+        sizes: How dynamic sizes are compiled, see `Engine.sizes`: "exact", "bucket" or "dynamic".
 
     Attributes:
         compiled: The shapes of the arrays of each trace.
-        buckets: The sizes of each program for sizes that vary.
-        runs: How often a program was run.
+        buckets: The bucket of each program for dynamic sizes.
+        runs: The number of runs of all programs.
 
     Example:
         >>> import numpy as np, trainstep as ts

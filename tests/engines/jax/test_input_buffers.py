@@ -18,8 +18,8 @@ from keras import ops
 
 import trainstep as ts
 from trainstep._engines.jax.tricks import input_buffers
-from trainstep._engines.jax.tricks.input_buffers import Feed, InputBuffers
-from trainstep._engines.jax.tricks.row_buffers import RowTaker, is_lent
+from trainstep._engines.jax.tricks.input_buffers import InputBuffer, InputBuffers
+from trainstep._engines.jax.tricks.row_buffers import RowTaker, is_row_buffer
 from trainstep._engines.shared.padding import aligned
 
 KINDS = [
@@ -150,24 +150,24 @@ def test_memory_is_used_again_and_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     step = slow_step()
     kept = [step(filled(n, "float32")) for n in range(150)]
     assert float(kept[-1]) == filled(149, "float32").sum()
-    (feed,) = inputs_of(step)._feeds
-    assert len(feed._pieces) <= 34
+    (buffer,) = inputs_of(step)._buffers
+    assert len(buffer._blocks) <= 34
 
 
 def test_there_is_memory_for_each_call_that_waits_unless_it_is_much() -> None:
-    pieces = {
+    blocks = {
         size: input_buffers._depth(size) for size in (0, 4, 1 << 17, 1 << 20, 1 << 22, 1 << 23)
     }
 
-    assert pieces == {0: 0, 4: 34, 1 << 17: 34, 1 << 20: 8, 1 << 22: 4, 1 << 23: 0}
+    assert blocks == {0: 0, 4: 34, 1 << 17: 34, 1 << 20: 8, 1 << 22: 4, 1 << 23: 0}
 
 
 def test_large_batches_are_not_kept() -> None:
-    feed = Feed([0], [np.zeros((1 << 22, 2), "float32")])
-    made = feed([np.ones((1 << 22, 2), "float32")])
+    buffer = InputBuffer([0], [np.zeros((1 << 22, 2), "float32")])
+    made = buffer([np.ones((1 << 22, 2), "float32")])
 
     assert made.all()
-    assert not feed._pieces
+    assert not buffer._blocks
 
 
 @pytest.mark.slow
@@ -233,8 +233,8 @@ def test_rows_are_fetched_into_memory_that_is_aligned() -> None:
     np.testing.assert_array_equal(rows, array[order])
     assert type(rows) is np.ndarray
     assert rows.ctypes.data % 64 == 0
-    assert all(map(is_lent, (rows[4:], rows.reshape(4, 5, 16)[1])))
-    assert not is_lent(array[4:])
+    assert all(map(is_row_buffer, (rows[4:], rows.reshape(4, 5, 16)[1])))
+    assert not is_row_buffer(array[4:])
 
 
 def test_fetched_memory_is_used_again_only_when_all_parts_are_gone() -> None:
@@ -256,13 +256,13 @@ def test_a_fetched_batch_goes_to_the_program_as_it_is() -> None:
     given = batches_of(RowTaker(array), order(len(array)))
     step(given[0].copy()), step(given[0].copy())  # the first finds the program, the second the way
     names = step._programs.hit.__globals__
-    pieces = names["fed0_pieces"]
-    before = [piece[0].copy() for piece in pieces]
+    blocks = names["fed0_blocks"]
+    before = [block[0].copy() for block in blocks]
     np.testing.assert_array_equal([float(step(x)) for x in given], given.sum((1, 2)))
-    for piece, copy in zip(pieces, before, strict=True):
-        np.testing.assert_array_equal(piece[0], copy)
+    for block, copy in zip(blocks, before, strict=True):
+        np.testing.assert_array_equal(block[0], copy)
     step(given[1].copy())
-    assert any((piece[0] == given[1]).all() for piece in pieces)
+    assert any((block[0] == given[1]).all() for block in blocks)
 
 
 def test_fetched_batches_that_wait_are_not_overwritten() -> None:

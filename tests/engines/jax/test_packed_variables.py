@@ -113,7 +113,7 @@ def test_what_another_thread_assigns_while_a_pack_is_made_is_kept() -> None:
     pack = packed_variables.Pack(variables, threading.RLock())
     variables[1].assign(7.0)
 
-    pack.put_together()
+    pack.install()
 
     assert [float(v.value) for v in variables] == [0.0, 7.0, 2.0]
 
@@ -401,7 +401,7 @@ def test_a_dropped_model_takes_its_packs_along() -> None:
 
 @pytest.mark.slow
 def test_many_slots_fill_several_packs(monkeypatch: pytest.MonkeyPatch, apart: Any) -> None:
-    monkeypatch.setattr(packed_variables, "_ROOM", 40)
+    monkeypatch.setattr(packed_variables, "_MOST", 40)
 
     def run() -> tuple[int, list[np.ndarray]]:
         trainer = trainer_of(model_of(6, 6))

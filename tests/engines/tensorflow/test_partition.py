@@ -47,7 +47,7 @@ def in_parts(fn: Callable[..., Any], inputs: list[Any], *, varies: bool, given: 
     recorded = tf.function(body, autograph=False).get_concrete_function(*specs)
     ((graph, tensors, outputs),) = kept
     record = Record(graph, tensors, outputs, [], [])
-    concrete = Layout(DEVICES).spread(
+    concrete = Layout(DEVICES).partition(
         record, given, axes if varies else None, lambda new, before: None, []
     )
     assert recorded is not None

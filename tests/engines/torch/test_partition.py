@@ -24,8 +24,8 @@ import trainstep as ts
 from trainstep._engines.contract import Refused
 from trainstep._engines.torch import collectives
 from trainstep._engines.torch.partition.partition import Rows, partitioned
-from trainstep._engines.torch.partition.shapes import own_sizes, varying_sizes
-from trainstep._engines.torch.symbolic_sizes import VaryingSizes
+from trainstep._engines.torch.partition.shapes import dynamic_sizes, fixed_sizes
+from trainstep._engines.torch.symbolic_sizes import DynamicSizes
 
 PROCESSES = 3
 
@@ -55,7 +55,7 @@ def exact(fn: Callable[..., Any], inputs: Sequence[Any], batch: Batch) -> Callab
     module = make_fx(fn)(*(x.clone() for x in inputs))
 
     def made(rows: Rows) -> Any:
-        shapes = own_sizes(module, [x.clone() for x in inputs], rows.total)
+        shapes = fixed_sizes(module, [x.clone() for x in inputs], rows.total)
         return partitioned(module, shapes, batch, rows)
 
     return made
@@ -70,11 +70,11 @@ def varying(
         for x, b in zip(inputs, batch, strict=True)
     ]
     name = axes[0][0]
-    sizes = VaryingSizes(axes)
+    sizes = DynamicSizes(axes)
     module = sizes.record(fn, inputs)
     violated_assumption = sizes.assumptions()
     count = name or inputs[0].shape[0]
-    shapes = varying_sizes(
+    shapes = dynamic_sizes(
         module, [], inputs, axes=axes, rows=count, violated_assumption=violated_assumption
     )
     partitioned(module, shapes, batch, None if name else Rows(count, 0, 1))  # it may be refused

@@ -313,7 +313,7 @@ def test_what_would_be_left_out_is_refused() -> None:
     module = make_fx(lambda x: [torch.ops.aten.expand(x, [4, 2, 3], implicit=True).clone()])(
         torch.randn(2, 3)
     )
-    with pytest.raises(NotImplementedError, match="implicit would be left out"):
+    with pytest.raises(NotImplementedError, match="`implicit` would be removed"):
         torchscript_replay.scripted(module)
 
 

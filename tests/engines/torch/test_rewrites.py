@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import trainstep as ts
-from trainstep._engines.torch.tricks.rewrites import pool_where_images_lie, rewritten
+from trainstep._engines.torch.tricks.rewrites import rewritten, skip_pooling_copies
 
 Function = Callable[..., Any]
 
@@ -80,7 +80,7 @@ def test_pooling_without_the_copy_gives_the_same_to_the_bit(
     x = images(filling)
     plain = recorded(lambda x: pooled(x, size, stride), x)
     module = recorded(lambda x: pooled(x, size, stride), x)
-    pool_where_images_lie(module.graph)
+    skip_pooling_copies(module.graph)
     module.recompile()
     copies = [operations(each).count("aten.clone.default") for each in (plain, module)]
     assert copies[1] == copies[0] - 1
@@ -93,7 +93,7 @@ def test_pooling_without_the_copy_gives_the_same_to_the_bit(
 
 def test_the_record_itself_stays_as_it_was() -> None:
     module = recorded(pooled, images())
-    pool_where_images_lie(module.graph)
+    skip_pooling_copies(module.graph)
     before = operations(module)
     rewritten(module)
     assert operations(module) == before
@@ -166,7 +166,7 @@ def test_pooling_is_left_alone_where_somebody_could_see_it(function: Function) -
     x = images()
     plain, module = recorded(function, x), recorded(function, x)
     before = operations(module)
-    pool_where_images_lie(module.graph)
+    skip_pooling_copies(module.graph)
     module.recompile()
     assert operations(module) == before
     assert_same(plain, rewritten(module), x)

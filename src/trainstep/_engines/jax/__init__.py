@@ -1,6 +1,6 @@
 """The engine for Keras on JAX.
 
-A step and the arrays of a call enter, by the contract; a compiled program leaves, which reads and
-writes Keras variables in place. Only this folder imports JAX; it knows no other engine, and reaches
-its tricks through `tricks/__init__.py`.
+A step and the arrays of a call enter (`contract.py`); a compiled program leaves, which reads and
+updates Keras variables. Only this folder imports JAX. It imports no other engine, and calls its
+tricks through `tricks/__init__.py`.
 """

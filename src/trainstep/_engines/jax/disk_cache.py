@@ -1,7 +1,7 @@
-"""JAX's own cache on disk, for what trainstep compiles and for nothing else.
+"""Uses JAX's disk cache for the programs of trainstep, and for no others.
 
-JAX has one cache for the process, with a folder in its configuration, which belongs to the user.
-If they have set one, it is used as it is. Otherwise ours is set for the time of a compilation.
+JAX has one cache per process, whose folder is the user's configuration. If the user has set a
+folder, it is used. Otherwise ours is set during each compilation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from trainstep._common import disk_cache
 
 _HIT = "/jax/compilation_cache/cache_hits"
-_SECONDS = 0.1  # what compiles faster is not worth a file
+_SECONDS = 0.1  # programs that compile faster are not stored
 _lock = threading.Lock()
 _local = threading.local()
 
@@ -29,22 +29,22 @@ def _count(event: str, **_: Any) -> None:
 
 
 def hits() -> int:
-    """How many programs this thread has found on disk."""
+    """Returns the number of programs that this thread has found on disk."""
     return getattr(_local, "hits", 0)
 
 
 @contextlib.contextmanager
 def on_disk() -> Iterator[None]:
-    """Lets JAX look on disk for what is compiled in here, and keep it there."""
+    """Enables the disk cache for compilations in this block."""
     folder = disk_cache.folder("jax", jax.__version__)
-    theirs = config.compilation_cache_dir.value
+    users = config.compilation_cache_dir.value
     _local.compiling = True
     jax.monitoring.register_event_listener(_count)
     try:
-        if folder is None or theirs is not None:
+        if folder is None or users is not None:
             yield
             return
-        with _lock:  # JAX has one cache, and opens it once
+        with _lock:  # JAX has one cache, which it opens once and then keeps
             compilation_cache.reset_cache()
             try:
                 with (

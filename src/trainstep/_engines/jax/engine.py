@@ -1,6 +1,6 @@
 """JAX: a step becomes a jaxpr whose inputs are the variables that it read, compiled ahead of time.
 
-The user's Python runs once, for the record (`_jax_record`):
+The user's Python runs once, to record the step (`jax/record.py`):
 
     step --make_jaxpr--> equations, some of them `variable` --lift--> jaxpr(state, arguments)
          --jit, lower, compile--> executable, written state donated
@@ -38,7 +38,7 @@ from trainstep._engines.jax.host import host_call
 from trainstep._engines.jax.layout import Layout
 from trainstep._engines.jax.processes import KeyValues, broadcast, connect, gather, launched
 from trainstep._engines.jax.program import build
-from trainstep._engines.jax.record import is_tensor, record, replayable, trace_sizes
+from trainstep._engines.jax.record import is_tensor, record, replayable, trace_dynamic_sizes
 from trainstep._engines.shared.host_function import HostFunction, Results
 from trainstep._state.outputs import take_out
 from trainstep._state.scopes import Branch, Recorder
@@ -55,7 +55,7 @@ class JaxEngine(Engine):
 
     def __init__(self) -> None:
         with jax.ensure_compile_time_eval():
-            self._eager = self.current_graph()
+            self._idle_trace = self.current_graph()
 
     def layout(self, kind: str, devices: Sequence[Any] | None) -> Layout:
         found = jax.devices() if devices is None else [_device(each) for each in devices]
@@ -105,7 +105,7 @@ class JaxEngine(Engine):
         return jex.find_top_trace(None)
 
     def is_idle(self) -> bool:
-        return jex.find_top_trace(None) is self._eager
+        return jex.find_top_trace(None) is self._idle_trace
 
     def is_array(self, x: Any) -> bool:
         return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
@@ -132,14 +132,14 @@ class JaxEngine(Engine):
         axes: Axes | None = None,
     ) -> Traced:
         if axes is not None:
-            return trace_sizes(step, leaves, recorder, options, axes)
+            return trace_dynamic_sizes(step, leaves, recorder, options, axes)
         with recorder:
             closed = record(
                 recorder,
                 step,
                 [jax.ShapeDtypeStruct(x.shape[bool(options.repeat) :], x.dtype) for x in leaves],
             )
-        # Variables that the step created have their values now.
+        # Only now: on leaving the scope, variables that the step created get their values.
         reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
         packable = dict(recorder.packable)
         is_numpy = [type(x) is np.ndarray for x in leaves]
@@ -155,7 +155,7 @@ class JaxEngine(Engine):
         if variables is None or callable(variables):
             found, call = replayable(call, leaves, self.current_graph)
             variables = chosen(variables, found)
-        wanted = list({id(v): v for v in variables}.values())  # one that comes twice counts once
+        wanted = list({id(v): v for v in variables}.values())  # without duplicates
         parts: dict[str, Any] = {}
 
         def pure(values: list[Tensor], tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -195,7 +195,7 @@ class JaxEngine(Engine):
 def _gradients_of_each(
     pure: Callable[..., Any], values: list[Tensor], leaves: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[tuple[list[Tensor], list[Tensor]]]]:
-    """Several values, what else there is, and the gradients of each: one forward pass for all."""
+    """Returns several values, the aux, and the gradients of each value, from one forward pass."""
     found, linear, extra = jax.linearize(pure, values, leaves, has_aux=True)
     gradients = []
     for i, value in enumerate(found):
@@ -205,12 +205,12 @@ def _gradients_of_each(
 
 
 def make() -> JaxEngine:
-    """The engine."""
+    """Returns the engine."""
     return JaxEngine()
 
 
 def _device(named: Any) -> Any:
-    """A device of JAX's, by itself, by its number, or by a name like `"cpu:1"`."""
+    """Returns a JAX device, given as itself, as its number, or as a name like `"cpu:1"`."""
     if isinstance(named, (int, str)):
         platform, _, number = str(named).rpartition(":")
         found = [
@@ -225,7 +225,7 @@ def _device(named: Any) -> Any:
     raise ArgumentError(
         "Mirrored",
         "devices",
-        f"devices of JAX's, their numbers or names: {', '.join(map(str, jax.devices()))}",
+        f"JAX devices, their numbers or names: {', '.join(map(str, jax.devices()))}",
         repr(named),
         "pass some of `jax.devices()`, or nothing for all of them",
     )

@@ -1,11 +1,10 @@
-"""JAX: calls to the host, as a primitive of ours.
+"""JAX: host calls, as a primitive of ours.
 
     fn, tensors --bind--> an equation --lowered--> the program calls Python, in order
 
-JAX's own `io_callback` hands its function arrays that are put on a device first, which can wait
-for ever on a machine with few cores, has no derivative, and is dropped from loops that are
-differentiated. An equation of ours has the effect of `jax.debug.callback`, which is kept
-everywhere, and results besides.
+JAX's own `io_callback` puts its arguments on a device first, which can deadlock on a machine with
+few cores; it has no derivative, and is dropped from loops that are differentiated. Our primitive
+has the ordered effect of `jax.debug.callback`, which JAX never drops, and also returns results.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _host_p.multiple_results = True
 
 
 def host_call(fn: HostFunction, tensors: Sequence[Tensor], results: Results) -> list[Tensor]:
-    """Calls `fn` at once, or whenever the program that is being traced runs."""
+    """Calls `fn` now, or at every run of the program that is being traced."""
     arrays = [jnp.asarray(x) for x in tensors]
     return list(_host_p.bind(*arrays, host=Host(fn), results=tuple(results)))
 
 
 def hosts_in(jaxpr: Any) -> list[Host]:
-    """What a jaxpr, and those inside it, call on the host."""
+    """Returns the host functions that a jaxpr calls, including inner jaxprs."""
     found = [e.params["host"] for e in jaxpr.eqns if e.primitive is _host_p]
     for eqn in jaxpr.eqns:
         for inner in jex.jaxprs_in_params(eqn.params):
@@ -44,7 +43,7 @@ def hosts_in(jaxpr: Any) -> list[Host]:
 
 @cache
 def _in_order() -> Any:
-    """The effect that keeps calls to the host, in their order."""
+    """Returns the effect that keeps host calls, and their order."""
     (effect,) = jax.make_jaxpr(lambda: jax.debug.callback(print, ordered=True))().effects
     return effect
 

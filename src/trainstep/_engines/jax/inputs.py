@@ -1,7 +1,7 @@
-"""The arguments of a call on their way to a program, the plain way.
+"""Turns the arguments of a call into the inputs of a program; the fallback of `input_buffers`.
 
-JAX reads NumPy memory later, while the caller may already fill the next batch into it. So the
-program gets a copy of every NumPy array.
+JAX reads NumPy memory asynchronously, while the caller may already write the next batch into it. So
+the program gets a copy of every NumPy array.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainstep._engines.shared.padding import own
 
 
 class PlainInputs:
-    """Every argument is one input of the program.
+    """Each argument is one input of the program.
 
     Args:
         arguments: The arguments, with shapes and dtypes.
@@ -28,19 +28,19 @@ class PlainInputs:
     def __init__(self, arguments: Sequence[Any]) -> None:
         self.inputs = list(arguments)
 
-    def around(self, fun: Callable[..., Any], state: int) -> Callable[..., Any]:
-        """A function of `state` arrays and the inputs, made of one of them and the arguments."""
+    def wrap(self, fun: Callable[..., Any], state: int) -> Callable[..., Any]:
+        """Returns `fun`, of `state` arrays and the arguments, as a function of the inputs."""
         return fun
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
-        """The inputs, of the arguments of a call."""
+        """Returns the inputs for the arguments of a call."""
         return [own(x) if type(x) is np.ndarray else x for x in leaves]
 
     def source(self, arrays: Mapping[str, Any]) -> tuple[Source, list[str]]:
-        """Statements that prepare the inputs, for arguments like these; and their expressions."""
+        """Returns statements that prepare the inputs for such arguments, and their expressions."""
         copied = [f"own({name})" if type(x) is np.ndarray else name for name, x in arrays.items()]
         return Source("", {"own": own}), copied
 
-    def taken(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """The expressions of the inputs, of those of arguments that nobody else writes to."""
+    def expressions(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Returns the expressions of the inputs, given those of unmodified arguments."""
         return list(arguments), {}

@@ -1,4 +1,4 @@
-"""JAX: a recorded step, compiled ahead of time, and Python's part in running it.
+"""JAX: compiles a recorded step ahead of time, and runs it on the variables.
 
 jaxpr(state, arguments) --rewrite, jit, lower, compile--> executable, written state donated
 """
@@ -23,11 +23,11 @@ from trainstep._engines.contract import Options, Tensor, Variable
 from trainstep._engines.jax import tricks
 from trainstep._engines.jax.disk_cache import on_disk
 from trainstep._engines.jax.host import hosts_in
-from trainstep._engines.jax.layout import Spread, active, copied, lies
+from trainstep._engines.jax.layout import Spread, active, copy_shards, has_sharding
 from trainstep._engines.jax.processes import with_others
 from trainstep._engines.jax.refcounts import OPERAND, refcount
 from trainstep._engines.jax.state_layout import StateLayout
-from trainstep._engines.shared.host_function import Host, surfacing
+from trainstep._engines.shared.host_function import Host, raising_host_errors
 
 _value = itemgetter("_value")
 _consume: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
@@ -44,15 +44,15 @@ def build(
 ) -> FastExecutable | WaitingExecutable:
     """Compiles a recorded step.
 
-    Inputs are ordered as: state that is read and written, state that is only read, arguments.
+    The order of inputs is: state that is read and written, state that is only read, arguments.
 
     Args:
-        closed: Its jaxpr, of the variables and the arguments.
+        closed: The jaxpr, whose inputs are the variables and the arguments.
         reads: The variables that it reads, in the order of its inputs.
-        writes: Those that it writes, in the order of its outputs.
-        options: What the user asked for.
-        packable: The kind of each variable that hardly any code but a step reads, by id.
-        is_numpy: Which of the arguments come from NumPy, as far as known.
+        writes: The variables that it writes, in the order of its outputs.
+        options: The options of the user.
+        packable: By id, the kind of each variable that code outside of steps rarely reads.
+        is_numpy: Which arguments are NumPy arrays; () if unknown.
     """
     layout = options.layout or active(reads)
     on_cpu = jax.default_backend() == "cpu"
@@ -60,16 +60,16 @@ def build(
         tricks.unpack([*reads, *writes])
     elif on_cpu:
         closed = tricks.rewritten(closed)
-        # An optimizer's variables that a step only reads are rates and limits. Users set them
-        # between steps: packed, that would wait for the step before.
+        # Optimizer variables that a step only reads are learning rates and limits. Users assign
+        # them between steps, and assigning a packed variable waits for the last step.
         written = {id(v) for v in writes}
         kinds = {k: kind for k, kind in packable.items() if k in written or kind != "slot"}
         tricks.pack([*reads, *writes], kinds)
-    held = StateLayout(closed, reads, writes, options.repeat)
-    fun, arguments = held.program(), held.arguments
-    # A callback may raise after it was dispatched. Such a step keeps the old state until its end.
+    state_layout = StateLayout(closed, reads, writes, options.repeat)
+    fun, arguments = state_layout.program(), state_layout.arguments
+    # A callback may raise after dispatch, so such a step keeps the old state until it has ended.
     fallible = _has_callback(closed.jaxpr)
-    # JAX assembles PRNG keys in Python, where Ctrl-C may fall before the new state is stored.
+    # JAX assembles PRNG keys in Python, where Ctrl-C can interrupt before the state is stored.
     keyed = any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) for x in closed.out_avals)
     donates = tricks.may_donate() and options.donate and not fallible and not keyed
     spread = None
@@ -78,20 +78,27 @@ def build(
         if fallible and layout.mesh.size > 1:
             raise calls_the_host()
         axis = 1 if options.repeat else 0
-        spread = Spread(layout, held.state, held.writes, arguments, held.results, axis=axis)
-        fun, arguments = spread.around(fun), spread.arguments
+        spread = Spread(
+            layout,
+            state_layout.state,
+            state_layout.writes,
+            arguments,
+            state_layout.results,
+            axis=axis,
+        )
+        fun, arguments = spread.wrap(fun), spread.arguments
     else:
-        fun, arguments = inputs.around(fun, len(held.state)), inputs.inputs
-    donated = tuple(range(len(held.changed))) if donates else ()
+        fun, arguments = inputs.wrap(fun, len(state_layout.state)), inputs.inputs
+    donated = tuple(range(len(state_layout.changed))) if donates else ()
     jitted = jax.jit(fun, donate_argnums=donated, **(spread.shardings if spread else {}))
-    lowered = jitted.lower(*held.shapes(), *arguments)
+    lowered = jitted.lower(*state_layout.shapes(), *arguments)
     with on_disk():
         executable = tricks.compile_lowered(lowered, closed)
     if fallible:
         return WaitingExecutable(
-            executable, held, hosts_in(closed.jaxpr), spread.feeds if spread else None
+            executable, state_layout, hosts_in(closed.jaxpr), spread.placers if spread else None
         )
-    return FastExecutable(executable, held, spread or inputs, donates=bool(donated))
+    return FastExecutable(executable, state_layout, spread or inputs, donates=bool(donated))
 
 
 def _has_callback(jaxpr: Any) -> bool:
@@ -101,11 +108,11 @@ def _has_callback(jaxpr: Any) -> bool:
     )
 
 
-# Python's part of a step. One call in C runs the program and stores the new state: Python handles
-# Ctrl-C between its own instructions, so it falls before or after the whole of it. Once the new
-# state is stored, the iterator still holds the outputs.
-# The values are unpacked, each to a name: a list that grows to hold hundreds is moved many times
-# in the process's heap, which XLA's threads use, too, and that takes longer than all the rest.
+# The Python code of a step. One call in C runs the program and stores the new state. Python handles
+# Ctrl-C between bytecode instructions, so it interrupts before or after the whole call. After the
+# new state is stored, the iterator still holds the outputs. Each value is unpacked to a name of its
+# own: a list of hundreds of values is reallocated many times as it grows, in a heap that XLA's
+# threads use as well, which takes longer than all the rest.
 _RUN = """
 {values} = map(value, slots)
 operands = ({operands})
@@ -120,48 +127,48 @@ else:
 {wait}
 """
 _WAIT = "ready(outs or [slot['_value'] for slot in new])"
-# A buffer with another owner (a snapshot, a second variable, a NumPy view) must not be donated: it
-# is copied, and the owner keeps the old one. No count is less than that of a buffer without other
-# owners, so their sum suffices; it is found faster than the largest.
+# A buffer with another owner (a snapshot, a second variable, a NumPy view) must not be donated: the
+# program gets a copy, and the owner keeps the buffer. No reference count is below that of a buffer
+# without other owners, so checking the sum suffices, and `sum` is faster than `max`.
 _GUARD = """
     if sum(map(refcount, islice(operands, {count}))) > alone:
         counts = list(map(refcount, islice(operands, {count})))
         operands = (*unalias(operands[:{count}], counts), *operands[{count}:])
 """
-# JAX makes the first call of each kind (of a program, with the user's arrays, with its own) in
-# Python, and Ctrl-C could fall in there, between donation and store.
+# JAX runs the first call of each kind (of a program; with NumPy arrays; with its own arrays) in
+# Python code, where Ctrl-C could interrupt between donation and the store of the new state.
 _UNSAFE_CALLS = 2
 
 
 class FastExecutable:
-    """Runs a compiled step on the variables in place.
+    """Runs a compiled step on the variables, with in-place updates.
 
     Args:
         compiled: The step.
-        held: The order of its state.
-        inputs: How arguments become its inputs.
-        donates: Whether it updates the state in place.
+        state_layout: The layout of its state.
+        inputs: Turns arguments into inputs: `PlainInputs`, `InputBuffers` or `Spread`.
+        donates: Whether the program takes the old state by donation.
     """
 
     def __init__(
-        self, compiled: Callable[..., Any], held: StateLayout, inputs: Any, *, donates: bool
+        self, compiled: Callable[..., Any], state_layout: StateLayout, inputs: Any, *, donates: bool
     ) -> None:
-        self._held, self._inputs, self._donates = held, inputs, donates
-        changed, fixed, writes = held.changed, held.fixed, held.writes
+        self._state_layout, self._inputs, self._donates = state_layout, inputs, donates
+        changed, fixed, writes = state_layout.changed, state_layout.fixed, state_layout.writes
         atomic = tricks.atomic_call(compiled)
         self._call, self._is_atomic = atomic or compiled, atomic is not None
         self._guard = _GUARD.format(count=len(changed)) if donates else ""
         self._values = [f"v{place}" for place in range(len(changed) + len(fixed))]
-        self._locks = {f"lock{place}": lock for place, lock in enumerate(held.locks())}
+        self._locks = {f"lock{place}": lock for place, lock in enumerate(state_layout.locks())}
         self._shardings = [v._value.sharding for v in (*changed, *fixed)]
-        # The variables' own dicts: a third cheaper than attributes, and there are many of them.
+        # The variables' `__dict__`: a third faster than attribute access, for many variables.
         self._slots, self._new = _slots([*changed, *fixed]), _slots(writes)
         self._copy, self._ready = _copy, jax.block_until_ready
         self._wait = ""
         if isinstance(inputs, Spread):
-            self._copy = copied
-            self._wait = _WAIT if inputs.waits else ""
-            if inputs.is_shared:
+            self._copy = copy_shards
+            self._wait = _WAIT if inputs.must_wait else ""
+            if inputs.is_multiprocess:
                 self._call, self._ready = with_others(self._call), with_others(self._ready)
         self._names = {
             "alone": OPERAND * len(changed),
@@ -199,13 +206,13 @@ class FastExecutable:
         return self._run(leaves)  # type: ignore[no-any-return]
 
     def _run_interruptible(self, unsafe: list[None], operands: Sequence[Any]) -> list[Tensor]:
-        """Runs the program in Python, where a signal's handler may run or raise at any point.
+        """Runs the program in Python code, which a signal handler may interrupt at any point.
 
-        It donates copies, so an exception leaves the variables as they were.
+        It donates copies, so an exception leaves the variables unchanged.
         """
         if self._is_atomic:
             unsafe.pop()
-        changed, state = len(self._held.changed), len(self._slots)
+        changed, state = len(self._state_layout.changed), len(self._slots)
         while True:
             donated = (
                 [*map(self._copy, operands[:changed])] if self._donates else operands[:changed]
@@ -214,19 +221,21 @@ class FastExecutable:
             values = [*map(_value, self._slots)]
             if all(map(operator.is_, values, operands)):
                 break
-            operands = (*values, *operands[state:])  # a handler has run a step meanwhile: again
+            operands = (*values, *operands[state:])  # a signal handler has run a step: start again
         outputs = iter(results)
         _consume(map(setitem, self._new, repeat("_value"), outputs))
         return list(outputs)
 
     def _unalias(self, state: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
-        """The buffers, with copies of those that have another owner."""
+        """Returns the buffers, with copies of those that have another owner."""
         pairs = zip(state, counts, strict=True)
         return [self._copy(x) if count > OPERAND else x for x, count in pairs]
 
     def fits(self) -> bool:
-        """Whether the variables are where they were when the program was compiled."""
-        return self._held.fits() and all(map(lies, map(_value, self._slots), self._shardings))
+        """Whether the variables are stored as they were when the program was compiled."""
+        return self._state_layout.fits() and all(
+            map(has_sharding, map(_value, self._slots), self._shardings)
+        )
 
     @property
     def is_spread(self) -> bool:
@@ -234,53 +243,55 @@ class FastExecutable:
         return isinstance(self._inputs, Spread)
 
     def inline(self, arrays: dict[str, Any]) -> Source:
-        """The same for arguments like these, as statements of the fast path."""
+        """Returns the same for arguments like these, as statements of the fast path."""
         prepared, inputs = self._inputs.source(arrays)
         return self._inlined(prepared.text, inputs, prepared.names)
 
     def running(self, arguments: Sequence[str]) -> Source:
-        """The same for arguments that nobody else writes to, given as expressions."""
-        inputs, names = self._inputs.taken(arguments)
+        """Returns the same for expressions of arguments that are never modified."""
+        inputs, names = self._inputs.expressions(arguments)
         return self._inlined("", inputs, names)
 
     def _inlined(self, before: str, inputs: Sequence[str], names: Mapping[str, Any]) -> Source:
-        unsafe = [None] * _UNSAFE_CALLS  # of this text alone: it is for one kind of arguments
+        unsafe = [None] * _UNSAFE_CALLS  # not shared: this text serves one kind of arguments
         return Source(before + self._text(inputs), {**self._names, **names, "unsafe": unsafe})
 
 
 class WaitingExecutable:
-    """Runs a compiled step that calls the host, and may fail late, on the variables' values."""
+    """Runs a compiled step with host calls, and writes the new state after its last call."""
 
     def __init__(
         self,
         call: Callable[..., Any],
-        held: StateLayout,
+        state_layout: StateLayout,
         hosts: Sequence[Host],
-        feeds: Sequence[Callable[[Any], Tensor]] | None,
+        placers: Sequence[Callable[[Any], Tensor]] | None,
     ) -> None:
-        self._call, self._held, self._feeds = call, held, feeds
-        self._old, self._new = _slots(held.state), _slots(held.writes)
-        self._surfacing = surfacing(self._run, hosts)
-        self.fits = held.fits
+        self._call, self._state_layout, self._placers = call, state_layout, placers
+        self._old, self._new = _slots(state_layout.state), _slots(state_layout.writes)
+        self._raising = raising_host_errors(self._run, hosts)
+        self.fits = state_layout.fits
 
     def __call__(self, leaves: Sequence[Any]) -> Sequence[Tensor]:
-        return self._surfacing(leaves)  # type: ignore[no-any-return]
+        return self._raising(leaves)  # type: ignore[no-any-return]
 
     def _run(self, leaves: Sequence[Any]) -> list[Tensor]:
-        leaves = leaves if self._feeds is None else list(map(operator.call, self._feeds, leaves))
+        leaves = (
+            leaves if self._placers is None else list(map(operator.call, self._placers, leaves))
+        )
         old, count = list(map(_value, self._old)), len(self._new)
         results = jax.block_until_ready(self._call(*old, *leaves))
-        jax.effects_barrier()  # a step may have no result that would have to be waited for
+        jax.effects_barrier()  # also waits for a step without results
         with contextlib.ExitStack() as locked:
-            for lock in self._held.locks():
+            for lock in self._state_layout.locks():
                 locked.enter_context(lock)
-            values = self._held.settled(old, results[:count])
+            values = self._state_layout.merged(old, results[:count])
             _consume(map(setitem, self._new, repeat("_value"), values))
         return list(results[count:])
 
 
 def _slots(variables: list[Variable]) -> list[dict[str, Any]]:
-    """Where variables keep their values."""
+    """Returns the `__dict__` of each variable, where its value is stored."""
     if not all("_value" in v.__dict__ for v in variables):
         raise NotImplementedError(
             "trainstep does not run on Keras's Flax NNX variables; unset KERAS_NNX_ENABLED"

@@ -1,8 +1,8 @@
-"""JAX's record of a step: a jaxpr whose inputs are the variables that the step read.
+"""JAX: records a step as a jaxpr whose inputs are the variables that the step reads.
 
-The user's Python runs once. A variable read while tracing is bound as an equation of a primitive
-of ours at the top of the trace; afterwards those equations' results become inputs of the jaxpr.
-So variables need not be known beforehand, and a model that builds itself costs no second trace.
+The user's Python runs once. When it reads a variable, our primitive `variable` is bound at the top
+of the trace; afterwards the results of these equations become inputs of the jaxpr. So the variables
+need not be known in advance, and a model that builds itself in the step needs no second trace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from trainstep._engines.contract import (
     Variable,
 )
 from trainstep._engines.jax.bucket_program import build_bucket, check_state
-from trainstep._engines.jax.symbolic_sizes import Assumptions, assuming, needs_a_number, symbolic
+from trainstep._engines.jax.symbolic_sizes import (
+    Assumptions,
+    assuming,
+    needs_concrete_size,
+    symbolic,
+)
 from trainstep._state.outputs import take_out
 from trainstep._state.scopes import Recorder, Recording, current_scope
 
@@ -36,22 +41,22 @@ _variable_p.def_abstract_eval(lambda *, index, aval: aval)
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether JAX computes with `x` as it is."""
-    # A size that varies is a number when the program runs.
+    """Whether JAX computes with `x` without conversion."""
+    # A symbolic size is a number at run time.
     return isinstance(x, (jax.Array, np.ndarray, np.generic)) or jax.export.is_symbolic_dim(x)
 
 
 def record(scope: Recording, step: Step, leaves: Sequence[Any]) -> Any:
     """Traces `step` in a scope; returns a closed jaxpr whose first inputs are the scope's reads.
 
-    Its outputs are the new values of the scope's writes, then those of the step.
+    Its outputs are the new values of the scope's writes, then the outputs of the step.
     """
 
     def pure(*tensors: Tensor) -> list[Tensor]:
         trace = scope.home = scope.current_graph()
 
         def lift(variable: Variable) -> Tensor:
-            # At the top of this trace, wherever the read is: a loop body closes over it.
+            # At the top of this trace, even if a loop body reads it: the body captures the value.
             with jex.set_current_trace(trace):
                 return _variable_p.bind(index=len(scope.reads) - 1, aval=_aval(variable))
 
@@ -65,23 +70,23 @@ def record(scope: Recording, step: Step, leaves: Sequence[Any]) -> Any:
     jaxpr = jaxpr.replace(
         invars=[*(lifted[index] for index in range(len(scope.reads))), *jaxpr.invars],
         eqns=[e for e in jaxpr.eqns if e.primitive is not _variable_p],
-        debug_info=_unnamed(jaxpr.debug_info, len(scope.reads)),
+        debug_info=_with_unnamed(jaxpr.debug_info, len(scope.reads)),
     )
     return jex.ClosedJaxpr(jaxpr, closed.consts)
 
 
-def trace_sizes(
+def trace_dynamic_sizes(
     step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options, axes: Axes
 ) -> Traced:
-    """Records a step with symbols for the sizes that vary."""
+    """Records a step with symbols for its dynamic sizes."""
     stand_ins, sizes = symbolic(leaves, axes)
     assumptions = Assumptions(sizes)
     try:
         with recorder, assuming(assumptions):
             closed = record(recorder, step, stand_ins)
     except Exception as error:
-        if needs_a_number(error):
-            raise Refused("Python needs a size that varies as a number") from error
+        if needs_concrete_size(error):
+            raise Refused("Python needs a dynamic size as a number") from error
         raise
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
     packable = dict(recorder.packable)
@@ -95,8 +100,8 @@ def trace_sizes(
     return Traced(reads, writes, build_for, violated_assumption=assumptions.violated_assumption)
 
 
-def _unnamed(info: Any, count: int) -> Any:
-    """JAX's names of the inputs, with empty ones for the variables in front."""
+def _with_unnamed(info: Any, count: int) -> Any:
+    """Returns JAX's names of the inputs, preceded by empty names for the variables."""
     return info._replace(arg_names=("",) * count + (info.arg_names or ()))
 
 
@@ -109,7 +114,7 @@ def _aval(variable: Variable) -> Any:
 def replayable(
     call: Loss, leaves: Sequence[Tensor], place: Callable[[], Any]
 ) -> tuple[list[Variable], Loss]:
-    """The variables that `call` reads, and an equivalent of it that runs no Python again."""
+    """Records `call`; returns the variables that it reads, and a function that replays it."""
     scope = Recording(place)
     aux_of: list[Any] = []
 

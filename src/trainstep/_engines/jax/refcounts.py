@@ -1,8 +1,8 @@
-"""Whether anybody else holds an object, by CPython's reference counts.
+"""Detects other owners of an object by CPython's reference counts.
 
 A buffer with another owner (a snapshot, a second variable, a NumPy view) must not be overwritten.
-How many references a look at a buffer itself adds depends on the Python version and on the code
-that looks, so each place that looks measures it once, in code of the same form.
+The check itself adds references, how many depends on the Python version and on the code around it.
+So the count without other owners is measured once for each check, in code of the same form.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ def _in_operands() -> int:
     return max(map(refcount, islice(operands, 1)))
 
 
-def _in_pieces() -> int:
-    pieces = [(object(),)]
-    (whole,) = pieces[-1]
+def _in_blocks() -> int:
+    blocks = [(object(),)]
+    (whole,) = blocks[-1]
     return refcount(whole)
 
 
-def _in_queue() -> int:
-    pieces = [object()]
-    piece = pieces[0]
-    return refcount(piece)
+def _in_buffers() -> int:
+    blocks = [object()]
+    block = blocks[0]
+    return refcount(block)
 
 
-# The count of an object that only its owner holds: a variable's array among the operands of a
-# program, memory in a tuple of a list, memory in a list.
-OPERAND, PIECE, QUEUED = _in_operands(), _in_pieces(), _in_queue()
+# The count of an object without other owners: a variable's array among the operands of a program,
+# memory in a tuple of a list, memory in a list.
+OPERAND, BLOCK, BUFFER = _in_operands(), _in_blocks(), _in_buffers()

@@ -1,4 +1,4 @@
-"""Parts of engines that two of them use, or that need no engine: padding, cuts, host functions.
+"""Code that several engines share: padding, row cuts, host functions, messages, heartbeats.
 
-Plain Python values and NumPy arrays enter and leave. These files import no engine.
+Its inputs and outputs are plain Python values and NumPy arrays. These files import no engine.
 """

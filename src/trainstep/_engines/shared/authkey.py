@@ -1,10 +1,10 @@
-"""The key that the processes of a job share, by which they know each other.
+"""The key that the processes of a job share, and authenticate each other with.
 
-In this order:
+It is looked up in this order:
 
     TRAINSTEP_AUTHKEY        the key itself
-    TRAINSTEP_AUTHKEY_FILE   a file with the key, which nobody but its owner can read
-    a file of the user       on a loopback address only; created by the first process to need it
+    TRAINSTEP_AUTHKEY_FILE   a file with the key, which only its owner can read
+    a file of the user       on a loopback address only; created when it is first needed
 
 The file of the user is `trainstep/authkey` in `$XDG_STATE_HOME` (`~/.local/state`). It is created
 once and serves all jobs of the user, so there is nothing to clean up after a job. Other machines do
@@ -25,7 +25,7 @@ from pathlib import Path
 from trainstep._common.errors import StrategyError
 
 KEY, FILE = "TRAINSTEP_AUTHKEY", "TRAINSTEP_AUTHKEY_FILE"
-_SHORTEST = 16  # bytes; whoever records a handshake can try out shorter keys
+_SHORTEST = 16  # bytes; a recorded handshake allows shorter keys to be guessed
 _LONGEST = 4096
 _NEW_KEY = "python -c 'import secrets; print(secrets.token_hex(32))'"
 
@@ -64,7 +64,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _user_file() -> Path:
-    """Returns the path of the user's own file, which is there."""
+    """Returns the path of the user's own file, and creates it if it is missing."""
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         path = Path(state) / "trainstep" / "authkey"
@@ -77,9 +77,9 @@ def _user_file() -> Path:
 
 
 def _create(path: Path) -> None:
-    """Writes a new key, unless another process is faster.
+    """Writes a new key, unless another process has just written one.
 
-    The file appears under its name with the key in it: a process that finds it can read it.
+    The link makes the file appear complete: a process that finds it can read the key.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent)  # with mode 600
     try:
@@ -92,7 +92,7 @@ def _create(path: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """Returns what a file holds, if nobody but its owner can read it."""
+    """Returns the content of a file that only its owner can read."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -103,7 +103,7 @@ def _read(path: Path) -> bytes:
         raise _unreadable(str(path), f"a file of user {status.st_uid}")
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
-        raise _unreadable(str(path), f"mode {mode:o}: others have access, too")
+        raise _unreadable(str(path), f"mode {mode:o}: others have access")
     return key.strip()
 
 

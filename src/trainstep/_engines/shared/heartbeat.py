@@ -1,9 +1,9 @@
-"""Whether the other processes of a job are alive.
+"""Detects lost processes of a job.
 
-Each process writes a number that grows. The first looks at all of them, the others look at the
-first, which also tells them who was lost: the work grows with the processes, not with their square.
-A collective of the engine's that waits for a process that is gone may wait for ever; so the one who
-notices ends its process from here.
+Each process writes a growing number to the store. The first process checks all others; the others
+check the first, which also reports lost processes to them. So the work grows with the number of
+processes, not with its square. A collective that waits for a lost process may block for ever, so a
+process that detects the loss exits from the thread here.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-LOST = 75  # the exit code: a failure that a new attempt may cure
+LOST = 75  # the exit code (EX_TEMPFAIL): a retry may succeed
 _is_lost = threading.Event()
 _FIRST, _OTHERS = "trainstep/pulse/first", "trainstep/pulse/others"
 _DONE = "done"
-_BEATS = 5  # in the time that a silence may last
+_BEATS = 5  # beats per heartbeat timeout
 
 
 class Store(Protocol):
-    """A few strings that all processes see."""
+    """Strings that all processes share."""
 
     def set(self, key: str, value: str) -> None:
-        """Writes one."""
+        """Writes a string."""
         ...
 
     def all(self, prefix: str) -> dict[str, str]:
-        """Those whose keys begin so."""
+        """Returns the strings whose keys begin with a prefix."""
         ...
 
 
 class Pulse:
-    """Tells the other processes that this one lives, and ends it when one of them does not.
+    """Reports to the other processes that this one is alive, and ends it when another is lost.
 
     Args:
-        store: What all processes see.
-        index: The number of this process.
-        count: How many there are.
-        heartbeat: Seconds of silence after which a process is given up.
-        end: What ends this process.
+        store: The strings that all processes share.
+        index: The index of this process.
+        count: The number of processes.
+        heartbeat: Seconds without a beat after which a process counts as lost.
+        end: Ends this process.
     """
 
     def __init__(
@@ -58,23 +58,23 @@ class Pulse:
         self._store, self._index, self._count, self._heartbeat = store, index, count, heartbeat
         self._end = end or leave
         self._stopped = threading.Event()
-        self._heard: dict[int, tuple[str, float]] = {}
-        self._answered = 0.0  # when the store did so last
+        self._last_beats: dict[int, tuple[str, float]] = {}  # value and time, by process
+        self._last_answer = 0.0  # time of the store's last answer
 
     def start(self) -> None:
-        """Begins."""
+        """Starts the threads."""
         atexit.register(self.stop)
         now = time.monotonic()
-        self._heard, self._answered = dict.fromkeys(self._peers(), ("", now)), now
+        self._last_beats, self._last_answer = dict.fromkeys(self._peers(), ("", now)), now
         for work in (self._beat, self._watch):
             threading.Thread(target=work, name="trainstep pulse", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends, and lets the others know that this process has done its part."""
+        """Stops the threads, and reports to the others that this process is done."""
         if self._stopped.is_set():
             return
         self._stopped.set()
-        if _is_lost.is_set():  # the engine would wait for it once more
+        if _is_lost.is_set():  # the engine's own shutdown would wait for the lost process
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(LOST)
@@ -91,36 +91,36 @@ class Pulse:
             try:
                 self._store.set(_key(self._index), str(beat))
                 found = self._store.all(_OTHERS if self._index == 0 else _FIRST)
-            except Exception:  # who keeps the store is gone: `_watch` counts the time
+            except Exception:  # the process with the store is gone: `_watch` measures how long
                 continue
-            self._answered = time.monotonic()
+            self._last_answer = time.monotonic()
             lost = self._lost(found)
             if lost is not None and not self._stopped.is_set():
-                self._tell(lost)
+                self._report(lost)
                 return
 
     def _watch(self) -> None:
-        """The first process keeps the store; if it does not answer, a beat waits for ever."""
+        """Checks that the store answers: `_beat` blocks for ever if the first process hangs."""
         while not self._stopped.wait(self._heartbeat / _BEATS):
-            if time.monotonic() - self._answered > self._heartbeat:
+            if time.monotonic() - self._last_answer > self._heartbeat:
                 self._leave(0)
                 return
 
     def _lost(self, found: dict[str, str]) -> int | None:
-        """The number of a process that is gone."""
-        told = found.get(f"{_FIRST}/lost")
-        if told is not None:
-            return int(told)
+        """Returns the index of a lost process."""
+        reported = found.get(f"{_FIRST}/lost")
+        if reported is not None:
+            return int(reported)
         now = time.monotonic()
-        for peer, (value, since) in self._heard.items():
+        for peer, (value, since) in self._last_beats.items():
             new = found.get(_key(peer), value)
             if new not in (value, _DONE):
-                self._heard[peer] = (new, now)
+                self._last_beats[peer] = (new, now)
             elif new != _DONE and now - since > self._heartbeat:
                 return peer
         return None
 
-    def _tell(self, lost: int) -> None:
+    def _report(self, lost: int) -> None:
         if self._index == 0:
             with contextlib.suppress(Exception):
                 self._store.set(f"{_FIRST}/lost", str(lost))
@@ -129,9 +129,9 @@ class Pulse:
 
     def _leave(self, lost: int) -> None:
         self._end(
-            f"trainstep: process {lost} of {self._count} was not heard of for "
-            f"{self._heartbeat:g} s. Process {self._index} ends, as all others do: restart them, "
-            "and they go on from the newest checkpoint."
+            f"trainstep: process {lost} of {self._count} sent no heartbeat for "
+            f"{self._heartbeat:g} s. Process {self._index} and all others end. Restart them to "
+            "continue from the newest checkpoint."
         )
 
 
@@ -140,12 +140,12 @@ def _key(index: int) -> str:
 
 
 def note_lost() -> None:
-    """A step has failed, since a process is gone: this one ends without waiting for it."""
+    """Notes that a step failed because a process is lost: this one ends without waiting for it."""
     _is_lost.set()
 
 
 def leave(message: str) -> None:
-    """Ends the process at once: what waits for a lost one cannot be interrupted."""
+    """Ends this process at once: a collective that waits for a lost one cannot be interrupted."""
     print(message, file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(LOST)

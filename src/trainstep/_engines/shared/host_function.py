@@ -1,9 +1,9 @@
-"""A function on the host, as a program calls it, and what becomes of what it raises.
+"""Host functions: how a program calls them, and how their exceptions reach the caller.
 
     arrays of the program --copied--> NumPy arrays --fn--> NumPy arrays
 
-Between the function and the caller of a program stands the engine, which makes an error of its own
-of whatever the function raises. A `Host` keeps what was raised, and `surfacing` raises that.
+The engine replaces an exception of the function by an error of its own. So a `Host` keeps the
+exception, and `raising_host_errors` raises it again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-HostFunction = Callable[[list[Any]], list[Any]]  # of NumPy arrays, to NumPy arrays
-Results = Sequence[tuple[tuple[int, ...], str]]  # the shapes and dtypes of those
+HostFunction = Callable[[list[Any]], list[Any]]  # from NumPy arrays to NumPy arrays
+Results = Sequence[tuple[tuple[int, ...], str]]  # shapes and dtypes
 
 
 class Host:
@@ -22,7 +22,7 @@ class Host:
 
     Attributes:
         fn: The function.
-        raised: What it raised when the program ran last.
+        raised: Its exception in the last run of the program.
     """
 
     __slots__ = ("__weakref__", "fn", "raised")
@@ -33,27 +33,27 @@ class Host:
 
     def __call__(self, *arrays: Any) -> list[Any]:
         try:
-            return self.fn(list(map(np.array, arrays)))  # copies: the memory is the program's
+            return self.fn(list(map(np.array, arrays)))  # copies: the program owns the memory
         except BaseException as error:
             self.raised = error
             raise RuntimeError(f"{type(error).__name__} on the host: {error}") from None
 
-    def cutting(self, axes: Sequence[Sequence[int]]) -> Host:
-        """The same for arrays that are padded along some axes.
+    def without_padding(self, axes: Sequence[Sequence[int]]) -> Host:
+        """Returns a host function that removes padding before it calls this one.
 
         Args:
-            axes: Those of each array. Their true sizes come after the arrays, in this order.
+            axes: The padded axes of each array. The true sizes follow the arrays, in this order.
         """
         count, fn = len(axes), self.fn
 
-        def cut(given: list[Any]) -> list[Any]:
+        def unpadded(given: list[Any]) -> list[Any]:
             sizes = iter(given[count:])
             return fn([_cut(x, along, sizes) for x, along in zip(given, axes, strict=False)])
 
-        return Host(cut)
+        return Host(unpadded)
 
-    def taken(self) -> BaseException | None:
-        """What it raised, which is then forgotten."""
+    def pop_error(self) -> BaseException | None:
+        """Returns the exception, and clears it."""
         error, self.raised = self.raised, None
         return error
 
@@ -64,19 +64,21 @@ def _cut(x: Any, axes: Sequence[int], sizes: Iterator[Any]) -> Any:
     return np.array(x)
 
 
-def surfacing(run: Callable[[Sequence[Any]], Any], hosts: Sequence[Host]) -> Callable[..., Any]:
-    """The same program, raising what a function on the host raised and not what became of it."""
+def raising_host_errors(
+    run: Callable[[Sequence[Any]], Any], hosts: Sequence[Host]
+) -> Callable[..., Any]:
+    """Wraps a program: it raises the exception of a host function, not the engine's error."""
 
-    def careful(leaves: Sequence[Any]) -> Any:
+    def wrapped(leaves: Sequence[Any]) -> Any:
         for host in hosts:
             host.raised = None
         try:
             return run(leaves)
         except Exception:
-            raised = [error for host in hosts if (error := host.taken()) is not None]
+            raised = [error for host in hosts if (error := host.pop_error()) is not None]
             if not raised:
                 raise
-        # Out here, so that the engine's error does not become the context of the user's own.
+        # Outside of `except`: the engine's error must not become the context of the user's.
         raise raised[0]
 
-    return careful
+    return wrapped

@@ -6,8 +6,8 @@ A pickle runs code of the sender's choice while it is read. These messages hold 
     length of JSON   the nested structure  the elements of its arrays, in order
 
 Supported are None, bool, int, float, str, lists, tuples, dicts with str keys, and NumPy arrays of
-numbers, bfloat16 and float8 included. JSON has no tuples, dicts keep their place beside arrays, and
-npy files know no bfloat16; so these three are JSON objects with one key: `tuple`, `dict`, `array`.
+numbers, bfloat16 and float8 included. JSON has no tuples and no arrays, and needs to tell dicts
+from both; so these three are JSON objects with one key: `tuple`, `dict`, `array`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from trainstep._common.errors import StrategyError
 
 _LENGTH = 8
-# Every failure that reading arbitrary bytes can end in.
+# All exceptions that decoding arbitrary bytes can raise.
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 _PLAIN = (type(None), bool, int, float, str)
 _NUMPY = (
@@ -72,7 +72,7 @@ def decode(message: bytes) -> Any:
 
 
 def _described(value: Any, elements: list[bytes]) -> Any:
-    """Returns a value as JSON has it, and appends the elements of its arrays."""
+    """Returns a value in JSON types, and appends the elements of its arrays to `elements`."""
     kind = type(value)
     if kind in _PLAIN:
         return value

@@ -1,7 +1,7 @@
 """Padding: an array as the first part of a larger one.
 
-What fills the rest does not matter to the numbers. The first row does: it is finite, and valid as
-an index, so that no operation becomes slow over it. Tests and `verify` fill with worse.
+The values of the padding do not affect results. It repeats the first row, which is finite and valid
+as an index, so no operation is slow on it. Tests and `verify` pad with NaN or noise instead.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 _SMALL = 131072  # bytes; a smaller array costs less to copy twice than to align
 _ALIGNMENT = 64
 
-Fill = Callable[[Any, Any], None]  # of the part beyond, and of the array
+Fill = Callable[[Any, Any], None]  # writes the padding, given the padding and the first row
 
 
 def aligned(shape: Sequence[int], dtype: Any, kind: type[bytearray] = bytearray) -> Any:
-    """Memory of some kind that nobody else has, and that JAX takes as it is.
+    """Returns an uninitialized array in new memory that is aligned, so JAX uses it without a copy.
 
-    Who holds a view of the array that is returned holds that array, too. For the owner of an array,
-    NumPy looks as far as there are arrays; so its memory is of another kind.
+    The memory is a bytearray, not an array: NumPy sets the `base` of a view to the array that owns
+    the memory, so every view of the returned array holds a reference to that array.
     """
     dtype = np.dtype(dtype)
     memory = kind(math.prod(shape) * dtype.itemsize + _ALIGNMENT)
@@ -32,7 +32,7 @@ def aligned(shape: Sequence[int], dtype: Any, kind: type[bytearray] = bytearray)
 
 
 def own(x: Any) -> Any:
-    """A copy of an array."""
+    """Returns a copy of an array, aligned if it is large."""
     if x.nbytes <= _SMALL:
         return x.copy()
     copy = aligned(x.shape, x.dtype)
@@ -41,12 +41,12 @@ def own(x: Any) -> Any:
 
 
 class Padding:
-    """Makes arrays of one shape and dtype out of smaller ones.
+    """Pads arrays to one shape.
 
     Args:
-        shape: The shape to make.
+        shape: The padded shape.
         dtype: The dtype of the arrays.
-        axes: The axes along which they are smaller.
+        axes: The axes to pad.
     """
 
     __slots__ = ("_axes", "_dtype", "_make", "_shape")
@@ -57,27 +57,27 @@ class Padding:
         self._make: Callable[..., Any] = np.empty if small else aligned
 
     def __call__(self, x: Any) -> Any:
-        """A copy of an array, padded."""
+        """Returns a padded copy of an array."""
         if type(x) is not np.ndarray:
             x = np.asarray(x)
         full = self._make(self._shape, self._dtype)
         if self._axes != [0]:
-            return self._inner(x, full)
+            return self._pad_axes(x, full)
         size = len(x)
         full[:size] = x
         if size < len(full):
-            if _fill is _by_first:  # without a call
+            if _fill is _by_first:  # the usual case, without a call
                 full[size:] = x[0]
             else:
                 _fill(full[size:], full[0])
         return full
 
-    def _inner(self, x: Any, full: Any) -> Any:
+    def _pad_axes(self, x: Any, full: Any) -> Any:
         full[tuple(map(slice, x.shape))] = x
         for axis in self._axes:
             size = x.shape[axis]
             if size < self._shape[axis]:
-                # Axes before this one are full already, those after it not yet.
+                # Axes before this one are padded already, axes after it are not.
                 before = (slice(None),) * axis
                 after = tuple(map(slice, x.shape[axis + 1 :]))
                 first = full[(*before, slice(0, 1), *after)]
@@ -93,7 +93,7 @@ _fill: Fill = _by_first
 
 
 def _by_nan(beyond: Any, first: Any) -> None:
-    """NaN; the largest number where there is no NaN."""
+    """Pads with NaN; with the largest number where the dtype has no NaN."""
     kind = beyond.dtype.kind
     if kind in "iu":
         beyond[...] = np.iinfo(beyond.dtype).max
@@ -102,7 +102,7 @@ def _by_nan(beyond: Any, first: Any) -> None:
 
 
 def _by_garbage(beyond: Any, first: Any) -> None:
-    """Large random numbers."""
+    """Pads with large random numbers."""
     rng = np.random.default_rng(beyond.size)
     noise = rng.normal(0.0, 50.0, beyond.shape)
     beyond[...] = (
@@ -119,7 +119,7 @@ FILLINGS: dict[str, Fill] = {"nan": _by_nan, "garbage": _by_garbage}
 
 @contextlib.contextmanager
 def filling(kind: str) -> Iterator[None]:
-    """Fills what lies beyond arrays with "nan" or "garbage" for a while, to show that it is idle.
+    """Pads with "nan" or "garbage" in a block, to test that padding does not affect results.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Functions of others led through ours for a while."""
+"""Temporarily replaces third-party functions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-# An owner, the name of a function of its, and what makes ours of the original.
+# An owner, the name of its function, and a wrapper that takes the original.
 Replacement = tuple[Any, str, Callable[[Any], Any]]
 
 
 @contextlib.contextmanager
 def replaced(replacements: Sequence[Replacement]) -> Iterator[None]:
-    """Puts ours in place of functions, and the originals back in the end, whatever happens."""
+    """Installs wrappers, and restores the originals at the end, also after an exception."""
     originals = [getattr(owner, name, None) for owner, name, _ in replacements]
     try:
         for (owner, name, make), original in zip(replacements, originals, strict=True):

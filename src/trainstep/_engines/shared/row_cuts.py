@@ -1,8 +1,8 @@
 """How a tensor of a recorded step is cut, where each device computes its own rows of the batch.
 
-A record is of the whole batch: forward, backward and optimizer, as plain operations. Each value is
-whole, or cut along the axis that rows lie along. The two engines whose records are cut operation by
-operation, torch and TensorFlow, share what is here.
+A step is recorded for the whole batch: forward, backward and optimizer, as plain operations. Each
+value is whole, or cut along the axis of the rows. torch and TensorFlow, whose records are
+partitioned operation by operation, share this file.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 
 
 class Cut(NamedTuple):
-    """An axis of a value that rows lie along, so many numbers for each."""
+    """A cut along an axis that holds the rows, with `unit` consecutive elements for each row."""
 
     axis: int
     unit: int = 1
 
     def without(self, gone: Sequence[int], *, keep: bool = False) -> Cut:
-        """The cut after other axes went; `keep`: they stay, with size 1."""
+        """Returns the cut after other axes were removed; `keep`: they stay, with size 1."""
         return self if keep else self._replace(axis=self.axis - sum(d < self.axis for d in gone))
 
 
 def reshaped(shape: Sequence[int], cut: Cut, new: Sequence[int], rows: int) -> Cut | None:
-    """How a value is cut after its axes were split or joined; None if rows do not stay together."""
+    """Returns the cut after a reshape; None if the elements of a row do not stay together."""
     before = math.prod(shape[: cut.axis])
     for axis, size in enumerate(new):
         if math.prod(new[:axis]) == before and size % rows == 0 and size:
@@ -41,11 +41,11 @@ def with_own_rows(
     stop: int,
     read: Callable[[tuple[slice, ...]], Any],
 ) -> Any:
-    """An array of a batch, of which this process reads its own rows; the others are zero."""
+    """Returns an array of a batch with only the rows of this process read; others are zero."""
     part = (*(slice(None),) * axis, slice(start, stop))
     part = (*part, *(slice(None),) * (len(shape) - len(part)))
     own = read(part)
-    whole = np.zeros(shape, own.dtype)  # memory that is not touched is not taken
+    whole = np.zeros(shape, own.dtype)  # the system commits no memory for pages that stay zero
     whole[part] = own
     return whole
 
@@ -53,11 +53,11 @@ def with_own_rows(
 def batch_of(
     arrays: Sequence[Any], axes: Sequence[Sequence[str | None]] | None
 ) -> tuple[list[bool], int, str | None]:
-    """Which arrays are rows of the batch, how many rows there are, and the name of that.
+    """Returns which arrays hold rows of the batch, the row count, and its name.
 
     Args:
         arrays: The arguments of a step.
-        axes: The names of the sizes that vary, as of `Engine.trace`; None if none does.
+        axes: The names of the dynamic sizes, see `Engine.trace`; None if there are none.
     """
     count = next((x.shape[0] for x in arrays if x.ndim), 0)
     if axes is None:

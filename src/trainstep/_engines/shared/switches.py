@@ -1,10 +1,10 @@
-"""Which tricks are on.
+"""Turns tricks on and off.
 
-A trick exists for speed alone. `TRAINSTEP_TRICKS=off` turns all of them off, and
-`TRAINSTEP_TRICKS=name,name` leaves out those that it names. The numbers are the same either way,
-so this is the first thing to try when something looks wrong.
+A trick only makes programs faster. `TRAINSTEP_TRICKS=off` turns all of them off, and
+`TRAINSTEP_TRICKS=name,name` turns off the named ones. Results are the same either way, so this is
+the first thing to try when something looks wrong.
 
-    TRAINSTEP_TRICKS --is_on(name)--> an engine's switchboard: the trick, or the plain way
+    TRAINSTEP_TRICKS --is_on(name)--> an engine's switchboard: the trick, or the fallback
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from trainstep._common.errors import ArgumentError
 
 VARIABLE = "TRAINSTEP_TRICKS"
-# Every trick of every engine: each switchboard (`<engine>/tricks/__init__.py`) asks for its own.
+# The tricks of every engine; its switchboard (`<engine>/tricks/__init__.py`) checks each.
 TRICKS = {
     "jax": (
         "cpu_libraries",
@@ -32,11 +32,11 @@ TRICKS = {
 
 def is_on(name: str) -> bool:
     """Whether the trick of this name is on."""
-    return name not in _left_out(os.environ.get(VARIABLE, ""))
+    return name not in _turned_off(os.environ.get(VARIABLE, ""))
 
 
 @functools.cache
-def _left_out(setting: str) -> frozenset[str]:
+def _turned_off(setting: str) -> frozenset[str]:
     known = {name for names in TRICKS.values() for name in names}
     if setting.strip() == "off":
         return frozenset(known)

@@ -1,8 +1,7 @@
 """TensorFlow: a step becomes one graph that reads the variables first and assigns them last.
 
-While tracing, a Keras variable's value is a plain tensor (`_tensorflow_state.py`), so the step is
-pure. The assignments wait for everything else in the graph: if any operation fails, no variable has
-changed.
+During a trace, the value of a Keras variable is a plain tensor (`tensorflow/state.py`), so the step
+is pure. The assignments depend on all other operations: if one fails, no variable has changed.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from trainstep._engines.contract import (
     chosen,
     is_wanted,
 )
-from trainstep._engines.shared.host_function import Host, HostFunction, Results, surfacing
+from trainstep._engines.shared.host_function import Host, HostFunction, Results, raising_host_errors
 from trainstep._engines.tensorflow import tricks
 from trainstep._engines.tensorflow.host import host_call
-from trainstep._engines.tensorflow.state import let_go, prepare, variable_methods
+from trainstep._engines.tensorflow.state import prepare, release_graph, variable_methods
 from trainstep._engines.tensorflow.unknown_sizes import lengths, unknown_sizes
 from trainstep._engines.tensorflow.unknown_sizes import specs as sizes_unknown
 from trainstep._state.scopes import Branch, Recorder
 
-_TOGETHER = 256  # rows that become tensors in one operation
-_LARGE = 1 << 14  # bytes of a row that becomes one by itself
+_ROWS_PER_TENSOR = 256  # rows that one operation converts
+_LARGE = 1 << 14  # bytes; larger rows are converted one by one
 
 
 class TensorFlowEngine(Engine):
@@ -68,13 +67,14 @@ class TensorFlowEngine(Engine):
         return _group().broadcast(value)
 
     def rows(self, array: Any) -> Iterable[Any]:
-        # Of large rows, a copy more takes longer. What no step takes is told by who checks batches.
+        # An additional copy of large rows takes longer. Unsupported dtypes are passed on: the check
+        # of batches reports them.
         plain = array.dtype.kind in "fiub" and array.dtype.itemsize <= 8
         if array[:1].nbytes > _LARGE or not plain:
             yield from array
             return
-        for start in range(0, len(array), _TOGETHER):
-            yield from tf.unstack(tricks.tensor_of(array[start : start + _TOGETHER]))
+        for start in range(0, len(array), _ROWS_PER_TENSOR):
+            yield from tf.unstack(tricks.tensor_of(array[start : start + _ROWS_PER_TENSOR]))
 
     def preempted(self, step: int, asked: bool) -> bool:
         return any(_group().all_gather(asked))
@@ -146,13 +146,13 @@ class TensorFlowEngine(Engine):
             with recorder, fusing, lengths(), nullcontext() if axes is None else unknown_sizes():
                 concrete = tf.function(body, autograph=False).get_concrete_function(*specs)
         finally:
-            let_go(recorder.home, stand_ins)
+            release_graph(recorder.home, stand_ins)
 
         hosts = recorder.hosts
         if options.layout is not None:
             if hosts:
                 raise calls_the_host()
-            return _spread(record[0], leaves, axes, recorder, options)
+            return _partitioned(record[0], leaves, axes, recorder, options)
         if options.repeat:
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in leaves]
 
@@ -165,7 +165,7 @@ class TensorFlowEngine(Engine):
                 return _executable(step, hosts)
             whole = tf.function(partial(step), autograph=False, jit_compile=jit)
             run = _executable(whole.get_concrete_function(*specs), hosts)
-            run.step = step  # type: ignore[attr-defined]  # TensorFlow forgets what nobody has
+            run.step = step  # type: ignore[attr-defined]  # TensorFlow deletes unreferenced functions
             return run
 
         compilers = ("graph",) if hosts else self.compilers  # XLA cannot call the host
@@ -180,10 +180,10 @@ class TensorFlowEngine(Engine):
         def lift(variable: Variable, value: Tensor) -> Tensor:
             if not wanted(variable) or not value.dtype.is_floating:
                 return value
-            # Where the differentiation is, even if the read is in a branch, which captures it.
+            # In the graph of the differentiation; a branch that reads the variable captures it.
             with nullcontext() if branch.home is None else branch.home.as_default():
                 source = sources[id(variable)] = tf.identity(value)
-            if "assign" in getattr(value, "__dict__", ()):  # an optimizer may be applied inside
+            if "assign" in getattr(value, "__dict__", ()):  # an optimizer may run inside the loss
                 source.__dict__.update(variable_methods(source, variable))
             tape.watch(source)
             return source
@@ -195,7 +195,7 @@ class TensorFlowEngine(Engine):
             with branch:
                 value, aux = call(leaves)
         for source in sources.values():
-            getattr(source, "__dict__", {}).clear()  # see `let_go`
+            getattr(source, "__dict__", {}).clear()  # see `release_graph`
         variables = chosen(variables, [branch.held[key] for key in sources])
         branch.give_back(branch.new_values())
         found = [sources.get(id(v)) for v in variables]
@@ -223,26 +223,28 @@ class TensorFlowEngine(Engine):
         return host_call(fn, tensors, results)
 
 
-def _spread(
+def _partitioned(
     record: Any, leaves: Sequence[Any], axes: Axes | None, recorder: Recorder, options: Options
 ) -> Traced:
-    """A recorded step, spread over several devices."""
+    """Partitions a recorded step over several devices."""
     from trainstep._engines.tensorflow.layout import Record
 
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
     given = [leaf[0] for leaf in leaves] if options.repeat else leaves
     every = list({id(v): v for v in (*reads, *writes)}.values())
-    concrete = options.layout.spread(Record(*record), given, axes, partial(_commit, writes), every)
+    concrete = options.layout.partition(
+        Record(*record), given, axes, partial(_commit, writes), every
+    )
 
     def build(compiler: str, bucket: Sizes | None = None) -> Executable:
         run = options.layout.guarded(_executable(concrete, ()))
-        return _in_turn(run, options.repeat) if options.repeat else run
+        return _one_by_one(run, options.repeat) if options.repeat else run
 
     return Traced(reads, writes, build, compilers=("graph",))
 
 
-def _in_turn(step: Executable, count: int) -> Executable:
-    """A step of several devices made into several, one after the other."""
+def _one_by_one(step: Executable, count: int) -> Executable:
+    """Returns an executable that runs `count` steps, one after the other."""
 
     def steps(leaves: Sequence[Any]) -> list[Tensor]:
         results = [step([leaf[index] for leaf in leaves]) for index in range(count)]
@@ -252,7 +254,7 @@ def _in_turn(step: Executable, count: int) -> Executable:
 
 
 def _commit(writes: Sequence[Variable], new: Sequence[Tensor], before: Sequence[Any]) -> None:
-    """Assigns new values, when all of them and everything else is there."""
+    """Assigns new values, after all of them and all other operations are computed."""
     with tf.control_dependencies([*new, *before]):
         settled = tf.no_op("settled")
     with tf.control_dependencies([settled]):
@@ -267,16 +269,16 @@ def _group() -> Any:
 
 
 def make() -> TensorFlowEngine:
-    """The engine."""
+    """Returns the engine."""
     return TensorFlowEngine()
 
 
 def _repeated(step: Any, count: int, *stacked: Tensor) -> list[Tensor]:
-    """A step made into several, one after the other."""
+    """Records `count` steps, one after the other."""
     results: list[Any] = []
     graph = tf.compat.v1.get_default_graph()
     for index in range(count):
-        # Also where no variable makes one wait for the other: they may call the host.
+        # Explicit: steps without common variables may still have host calls, whose order matters.
         with tf.control_dependencies(graph.get_operations()):
             results.append(step(*(x[index] for x in stacked)))
     return [tf.stack(outputs) for outputs in zip(*results, strict=True)]
@@ -284,5 +286,5 @@ def _repeated(step: Any, count: int, *stacked: Tensor) -> list[Tensor]:
 
 def _executable(concrete: Any, hosts: Sequence[Host]) -> Executable:
     run = tricks.executable(concrete)
-    run.graph = concrete  # type: ignore[attr-defined]  # the function lives as long as this does
-    return surfacing(run, hosts) if hosts else run
+    run.graph = concrete  # type: ignore[attr-defined]  # keeps the function alive
+    return raising_host_errors(run, hosts) if hosts else run

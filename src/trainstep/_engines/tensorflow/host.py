@@ -1,7 +1,7 @@
-"""TensorFlow: calls to the host, which are stateful operations of the graph.
+"""TensorFlow: host calls, as stateful operations of the graph.
 
-TensorFlow keeps such operations, in the order of the program, and the step's assignments wait for
-them. XLA has none.
+TensorFlow keeps stateful operations, in program order, and the step's assignments wait for them.
+XLA does not support them.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from trainstep._state.scopes import active
 
 
 def host_call(fn: HostFunction, tensors: Sequence[Tensor], results: Results) -> list[Tensor]:
-    """Calls `fn` at once, or whenever the graph that is being traced runs."""
+    """Calls `fn` now, or at every run of the graph that is being traced."""
     tensors = [tf.stop_gradient(tf.convert_to_tensor(x)) for x in tensors]
     if tf.executing_eagerly():
         outs = fn([np.array(x.numpy()) for x in tensors])
         return [tf.constant(x) for x in outs]
     dtypes = [tf.as_dtype(dtype) for _, dtype in results]
-    found = tf.numpy_function(_held_by_the_program(Host(fn)), tensors, dtypes)
+    found = tf.numpy_function(_owned_by_program(Host(fn)), tensors, dtypes)
     outs = [tf.stop_gradient(x) for x in (found if results else ())]
     return [tf.ensure_shape(x, shape) for x, (shape, _) in zip(outs, results, strict=True)]
 
 
-def _held_by_the_program(host: Host) -> Callable[..., Any]:
-    """The function, to be held by the program that is being traced, if it is one of ours.
+def _owned_by_program(host: Host) -> Callable[..., Any]:
+    """Returns a function that references `host` weakly; the program being traced owns it.
 
-    TensorFlow holds what it is given for as long as the process lives.
+    TensorFlow keeps every function passed to `tf.numpy_function` until the process ends.
     """
     recorder = active()
     if recorder is None:

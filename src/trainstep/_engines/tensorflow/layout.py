@@ -1,8 +1,8 @@
-"""TensorFlow: a batch over the devices of this process, and of others.
+"""TensorFlow: splits a batch over the devices of this process, and of other processes.
 
-The step is recorded once, for the whole batch, and its graph is written anew in parts. Variables
-are where they were, on the first device of each process; what a device needs of them goes there in
-every step, and the new values are computed once in each process.
+The step is recorded once, for the whole batch, and its graph is partitioned. Variables stay on the
+first device of each process; their values are copied to the other devices in every step, and the
+new values are computed once in each process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from trainstep._engines.contract import Axes, Executable, Tensor, Variable
 from trainstep._engines.shared.heartbeat import note_lost
 from trainstep._engines.shared.row_cuts import Cut, batch_of, with_own_rows
 from trainstep._engines.tensorflow.partition.partition import Partition, Rows, Value
-from trainstep._engines.tensorflow.partition.shapes import Shapes, looks
+from trainstep._engines.tensorflow.partition.shapes import Shapes, sample_sizes
 from trainstep._engines.tensorflow.processes import Group, group
 
 
 def layout(kind: str, devices: Sequence[Any] | None) -> Layout | None:
-    """The layout over some devices of this process, and as many of each other; None if one."""
+    """Returns the layout over devices of every process; None if there is one device."""
     if kind == "sharded":
         raise variables_are_whole("TensorFlow")
     own = _own()
@@ -35,16 +35,16 @@ def layout(kind: str, devices: Sequence[Any] | None) -> Layout | None:
 
 
 def _own() -> list[str]:
-    """The devices of this process: its accelerators, or else the parts of its processor."""
+    """Returns the devices of this process: its GPUs, or else its logical CPUs."""
     job = group()
-    task = "" if job is None else f"/task:{job.index}/"  # TensorFlow knows those of all processes
+    task = "" if job is None else f"/task:{job.index}/"  # TensorFlow lists those of all processes
     found = [d for d in tf.config.list_logical_devices() if task in d.name]
     by_kind = {kind: [d.name for d in found if d.device_type == kind] for kind in ("GPU", "CPU")}
     return by_kind["GPU"] or by_kind["CPU"]
 
 
 def _named(device: Any, known: Sequence[str]) -> str:
-    """The name of a device that is given by number, or by a part of its name."""
+    """Returns the name of a device, given by its number, or by the end of its name."""
     name = getattr(device, "name", device)
     if isinstance(name, int) and 0 <= name < len(known):
         return known[name]
@@ -68,9 +68,9 @@ class Record:
     Attributes:
         graph: The graph.
         given: The placeholders of its arguments.
-        outputs: What the step returns.
+        outputs: The outputs of the step.
         new: The new values of the variables that it writes.
-        effects: Operations that have to run before those are assigned.
+        effects: Operations that have to run before the assignments.
     """
 
     graph: Any
@@ -81,11 +81,11 @@ class Record:
 
 
 class Layout:
-    """Batches cut along their first axis; variables whole in each process.
+    """Splits batches along their first axis; replicates variables in each process.
 
     Attributes:
-        parts: How many devices a batch is cut for.
-        processes: How many processes they belong to.
+        parts: The number of parts of a batch, one per device.
+        processes: The number of processes that own the devices.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -99,7 +99,7 @@ class Layout:
         each = len(self._devices)
         return Rows.shared(total, self.parts, range(self._index * each, (self._index + 1) * each))
 
-    def spread(
+    def partition(
         self,
         record: Record,
         leaves: Sequence[Any],
@@ -107,19 +107,19 @@ class Layout:
         commit: Callable[[Sequence[Tensor], Sequence[Any]], None],
         variables: Sequence[Variable],
     ) -> Any:
-        """The step, as a function of all devices of this process.
+        """Returns the step as a function that runs on all devices of this process.
 
         Args:
             record: The step.
             leaves: The arguments that it was recorded with.
-            axes: Those of their sizes that vary.
+            axes: Their dynamic sizes.
             commit: Assigns the new values, after the outputs and other operations.
-            variables: What it reads and writes.
+            variables: The variables that it reads and writes.
         """
         if self._group is not None:
             self._group.agree_on(variables)
         batch, count, _ = batch_of(leaves, axes)
-        shapes = Shapes(record.graph, record.given, looks(leaves, axes, count))
+        shapes = Shapes(record.graph, record.given, sample_sizes(leaves, axes, count))
 
         def parts(*tensors: Tensor) -> list[Tensor]:
             first = next((x for x, is_batch in zip(tensors, batch, strict=True) if is_batch), None)
@@ -131,7 +131,7 @@ class Layout:
             given = {}
             for placeholder, x, is_batch in zip(record.given, tensors, batch, strict=True):
                 given[placeholder.name] = value = Value([x])
-                # Of one row, it cannot be told what is broadcast and what is not.
+                # With one row, a cut axis cannot be distinguished from one that is broadcast.
                 if is_batch and shapes.rows != 1:
                     value.cut = Cut(0)
                     value.tensors = part.rows_of(x, value.cut)
@@ -145,14 +145,14 @@ class Layout:
         return tf.function(parts, autograph=False).get_concrete_function(*specs)
 
     def guarded(self, run: Executable) -> Executable:
-        """The program, whose failure may be that another process is gone."""
+        """Wraps a program: if a collective fails, it raises a ProcessLostError."""
         if self._group is None:
             return run
 
         def guarded(leaves: Sequence[Any]) -> Sequence[Tensor]:
             try:
                 return run(leaves)
-            except _GONE as error:
+            except _LOST_PROCESS as error:
                 note_lost()
                 raise ProcessLostError(str(error).splitlines()[0]) from error
 
@@ -161,12 +161,12 @@ class Layout:
     def assembled(
         self, shape: tuple[int, ...], axis: int, read: Callable[[tuple[slice, ...]], Any]
     ) -> Any:
-        """An array of a batch, of which this process reads its own rows; the others are zero."""
+        """Returns an array of a batch with only the rows of this process read; others are zero."""
         bounds = self._rows(shape[axis]).bounds
         return with_own_rows(shape, axis, bounds[0][0], bounds[-1][1], read)
 
     def joined(self, leaves: Sequence[Any] | None, last: Sequence[Any] | None) -> list[Any] | None:
-        """The arrays of a batch, of the rows that each process has; None if no process has any."""
+        """Joins the rows of all processes into one batch; returns None if no process has any."""
         assert self._group is not None
         counts = self._group.all_gather(None if leaves is None else len(leaves[0]))
         if all(count is None for count in counts):
@@ -178,24 +178,24 @@ class Layout:
         return [np.concatenate(parts) for parts in zip(*found, strict=True)]
 
     def _are_shares(self, counts: Sequence[int]) -> bool:
-        """Whether each process has just the rows that it would get."""
+        """Whether each process has exactly the rows of its part."""
         total, processes = sum(counts), self.processes
         bounds = [total * k // processes for k in range(processes + 1)]
         return [b - a for a, b in itertools.pairwise(bounds)] == list(counts)
 
     def agree(self, arrays: Sequence[Any]) -> list[Any]:
-        """The arrays of the first process, in all of them."""
+        """Returns the arrays of the first process, in every process."""
         assert self._group is not None
         return list(self._group.broadcast(list(arrays)))
 
 
 def _as_is(own: Any, part: tuple[slice, ...]) -> Any:
-    """The rows of this process, when asked for them."""
+    """Returns the rows of this process, which are already read."""
     return own
 
 
-# What a collective raises when a process has ended, whichever is first to notice.
-_GONE = (
+# The errors of a collective when a process has ended; the type depends on the layer that fails.
+_LOST_PROCESS = (
     tf.errors.UnavailableError,
     tf.errors.InternalError,
     tf.errors.AbortedError,

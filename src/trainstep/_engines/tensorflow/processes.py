@@ -32,7 +32,7 @@ def connect(address: str, count: int, index: int, *, timeout: float) -> Store:
     """Starts the runtime: each process chooses a port, and the store gives all of them to each.
 
     The port is bound by TensorFlow's gRPC server, which listens on all interfaces, authenticates
-    nobody, and cannot be configured otherwise. The store listens on `address` only.
+    no peer, and has no setting for either. The store listens on `address` only.
 
     Raises:
         StrategyError: The job has no key, or the processes do not find each other.

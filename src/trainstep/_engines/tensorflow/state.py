@@ -1,7 +1,7 @@
 """TensorFlow: the tensors that stand in for Keras variables in a graph that is being traced.
 
-TensorFlow's Keras optimizers call `assign_sub` and the like on what `variable.value` returns, as
-it is a `tf.Variable` otherwise; the stand-in tensors carry those methods, which tell the scope.
+Keras optimizers on TensorFlow call `assign_sub` and similar methods on `variable.value`, which is a
+`tf.Variable` outside of traces. The stand-in tensors have these methods too; they update the scope.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from trainstep._state.scopes import Recorder, current_scope, initialize_pending
 
 
 def prepare(recorder: Recorder, graph: Any, stand_ins: list[Tensor]) -> None:
-    """Tells a recorder how variables are read and written in this graph."""
+    """Sets up a recorder to read and write variables in this graph."""
 
     def lift(variable: Variable) -> Tensor:
         if variable._value is None:
             with tf.init_scope(), tf.variable_creator_scope(_plain_variable):
                 initialize_pending()
-        # In the graph of the step, wherever the read is: a branch or a loop body captures it.
+        # In the graph of the step, even if a branch or loop body reads it: they capture the value.
         with graph.as_default(), tf.control_dependencies(None):
             return stand_in(variable, variable._value.read_value())
 
@@ -40,13 +40,13 @@ def prepare(recorder: Recorder, graph: Any, stand_ins: list[Tensor]) -> None:
     recorder.note_read = pywrap_tfe.TFE_Py_TapeVariableAccessed
 
 
-def let_go(graph: Any, stand_ins: list[Tensor]) -> None:
-    """Takes away what would keep a traced graph alive when its program is dropped."""
-    # The methods of a stand-in refer to it, and Python cannot see such a circle through a tensor.
+def release_graph(graph: Any, stand_ins: list[Tensor]) -> None:
+    """Removes references that would keep a traced graph alive after its program is deleted."""
+    # The methods of a stand-in refer to it; Python's GC does not see cycles through a tensor.
     for tensor in stand_ins:
         tensor.__dict__.clear()
-    # `tf.custom_gradient` registers a function for ever, and with it the graph that it was traced
-    # in. The gradients of this graph have been taken.
+    # `tf.custom_gradient` registers a function for ever, and so the graph that it was traced in.
+    # No more gradients are computed in this graph.
     registry = gradient_registry._registry
     for name in [n for n in registry if n.startswith("CustomGradient-")]:
         if _mentions(registry[name]["type"], graph):
@@ -66,21 +66,21 @@ def _mentions(fn: Any, graph: Any, depth: int = 3) -> bool:
 
 
 def _plain_variable(next_creator: Any, **kwargs: Any) -> Any:
-    """Makes a variable outside the graph that is being traced.
+    """Creates a variable outside of the graph that is being traced.
 
-    The creator that `tf.function` installs would note it as the function's own and trace again.
+    The creator that `tf.function` installs would register it as the function's own and retrace.
 
-    It has no name, by which TensorFlow would keep 34 KB for ever, also when the variable is gone:
-    Keras knows it by a path of its own.
+    It has no name: TensorFlow keeps 34 KB per name for ever, even after the variable is deleted,
+    and Keras identifies it by its path.
     """
     kwargs.pop("experimental_enable_variable_lifting", None)
     kwargs["name"] = None
-    with tf.compat.v1.name_scope(None):  # names of where the trace is would count, too
+    with tf.compat.v1.name_scope(None):  # the name scope of the trace is a name as well
         return ResourceVariable(**kwargs)
 
 
 def variable_methods(tensor: Tensor, variable: Variable) -> dict[str, Any]:
-    """What a tensor needs to stand in for a `tf.Variable` before Keras's optimizers."""
+    """Returns the attributes with which a tensor replaces a `tf.Variable` in Keras optimizers."""
 
     def now() -> Tensor:
         return current_scope().get_current_value(variable)
@@ -99,7 +99,7 @@ def variable_methods(tensor: Tensor, variable: Variable) -> dict[str, Any]:
         "scatter_add": partial(scatter, tf.tensor_scatter_nd_add),
         "scatter_sub": partial(scatter, tf.tensor_scatter_nd_sub),
         "_unique_id": variable._value._unique_id,
-        # A plain `tf.GradientTape` in a step watches what it sees read, and looks for a handle.
+        # A `tf.GradientTape` in a step watches the variables that are read, by their handles.
         "handle": tensor,
         "trainable": variable.trainable,
     }

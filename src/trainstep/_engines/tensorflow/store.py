@@ -78,7 +78,7 @@ class StoreServer:
         """
         with connection:
             try:
-                # In this thread, not in the one that accepts: a silent peer delays nobody.
+                # In this thread, not in the one that accepts: a silent peer delays no other.
                 with _time_limit(connection, _HANDSHAKE):
                     deliver_challenge(connection, self._key)
                     answer_challenge(connection, self._key)

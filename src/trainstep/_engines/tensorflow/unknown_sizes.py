@@ -1,9 +1,8 @@
-"""TensorFlow: what a step must not do, and what Keras gets wrong, while sizes are unknown.
+"""TensorFlow: guards a trace with unknown dimensions, and corrects how Keras handles them.
 
-One graph with unknown dimensions serves all sizes. In it `x.shape[0]` is None, and Python that
-looks at it may take another way than it would for a size, in silence. So a look from the user's
-own code refuses the record. And where Keras itself mistakes an unknown dimension, it is stopped or
-put right for the time of the trace.
+One graph with unknown dimensions serves all dynamic sizes. In it `x.shape[0]` is None, and Python
+code that reads it may silently branch differently. So a read by user code refuses the record. Where
+Keras itself handles an unknown dimension wrong, it is refused or corrected during the trace.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _local = threading.local()
 
 
 def specs(leaves: Sequence[Any], axes: Axes) -> list[Any]:
-    """What the graph takes: unknown dimensions where sizes vary."""
+    """Returns the input specs of the graph, with unknown dimensions for dynamic sizes."""
     return [
         tf.TensorSpec(
             [None if name else size for size, name in zip(leaf.shape, names, strict=True)],
@@ -39,7 +38,7 @@ def specs(leaves: Sequence[Any], axes: Axes) -> list[Any]:
 
 
 def lengths() -> contextlib.AbstractContextManager[None]:
-    """Lets `len` tell how many rows a tensor has while it is traced, as on the other engines."""
+    """Makes `len` work on traced tensors, as on the other engines."""
     return replaced([(tf.Tensor, "__len__", _length)])
 
 
@@ -50,12 +49,12 @@ def unknown_sizes() -> Iterator[None]:
     try:
         with replaced(
             [
-                (keras.layers.TimeDistributed, "call", _stopped_time_distributed),
+                (keras.layers.TimeDistributed, "call", _refusing_time_distributed),
                 (CompileLoss, "call", _counted_loss),
-                (backend.numpy, "array_split", _stopped_array_split),
-                *((tf.TensorShape, name, _guarded) for name in ("__getitem__", "__iter__")),
-                *((tf.TensorShape, name, _guarded_whole) for name in _WHOLE),
-                (tf.TensorShape, "dims", _guarded_dims),
+                (backend.numpy, "array_split", _refusing_array_split),
+                *((tf.TensorShape, name, _refusing_item) for name in ("__getitem__", "__iter__")),
+                *((tf.TensorShape, name, _refusing_shape) for name in _SHAPE_METHODS),
+                (tf.TensorShape, "dims", _refusing_dims),
             ]
         ):
             yield
@@ -63,17 +62,17 @@ def unknown_sizes() -> Iterator[None]:
         _local.tracing = False
 
 
-def _guarded(original: Any) -> Any:
-    """Stops the user's own Python from looking at a dimension that is unknown."""
+def _refusing_item(original: Any) -> Any:
+    """Refuses reads of an unknown dimension by user code."""
 
-    def look(self: Any, *args: Any) -> Any:
+    def read(self: Any, *args: Any) -> Any:
         found = original(self, *args)
         users = getattr(_local, "tracing", False) and user_code.is_outside(sys._getframe(1))
         if users and _is_unknown(self if isinstance(found, Iterator) else found):
-            raise Refused("`shape` of a size that varies; use `keras.ops.shape`")
+            raise Refused("`shape` of a dynamic size; use `keras.ops.shape`")
         return found
 
-    return look
+    return read
 
 
 def _length(original: Any) -> Any:
@@ -82,14 +81,14 @@ def _length(original: Any) -> Any:
         if rows is not None:
             return rows
         if getattr(_local, "tracing", False) and self.shape.rank:
-            raise Refused("`len` of a size that varies; use `keras.ops.shape`")
-        return original(self)  # type: ignore[no-any-return]  # says that there is none
+            raise Refused("`len` of a dynamic size; use `keras.ops.shape`")
+        return original(self)  # type: ignore[no-any-return]  # raises the usual error
 
     return length
 
 
-# What looks at all dimensions of a shape.
-_WHOLE = (
+# Methods that read all dimensions of a shape.
+_SHAPE_METHODS = (
     "__eq__",
     "__ne__",
     "__hash__",
@@ -105,27 +104,27 @@ _WHOLE = (
 )
 
 
-def _guarded_whole(original: Any) -> Any:
-    def look(self: Any, *args: Any) -> Any:
+def _refusing_shape(original: Any) -> Any:
+    def read(self: Any, *args: Any) -> Any:
         users = getattr(_local, "tracing", False) and user_code.is_outside(sys._getframe(1))
         shapes = [each for each in (self, *args) if isinstance(each, tf.TensorShape)]
         if users and any(map(_is_unknown, shapes)) and not user_code.is_shown():
-            raise Refused("`shape` of a size that varies; use `keras.ops.shape`")
+            raise Refused("`shape` of a dynamic size; use `keras.ops.shape`")
         return original(self, *args)
 
-    return look
+    return read
 
 
-def _guarded_dims(original: Any) -> Any:
-    return property(_guarded_whole(original.fget))
+def _refusing_dims(original: Any) -> Any:
+    return property(_refusing_shape(original.fget))
 
 
-def _stopped_array_split(original: Any) -> Any:
-    """Keras gives the whole as one piece when its size is unknown."""
+def _refusing_array_split(original: Any) -> Any:
+    """Refuses: Keras returns the whole array as one piece when its size is unknown."""
 
     def array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> Any:
         if getattr(_local, "tracing", False) and x.shape[axis] is None:
-            raise Refused("`array_split` along an axis whose size varies")
+            raise Refused("`array_split` along an axis of dynamic size")
         return original(x, indices_or_sections, axis=axis)
 
     return array_split
@@ -136,19 +135,19 @@ def _is_unknown(found: Any) -> bool:
     return None in dims if isinstance(dims, (list, tuple)) else dims is None
 
 
-def _stopped_time_distributed(original: Any) -> Any:
-    """Keras maps over the batch instead of the time axis when that is unknown."""
+def _refusing_time_distributed(original: Any) -> Any:
+    """Refuses: Keras maps over the batch instead of the time axis when that is unknown."""
 
     def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(_local, "tracing", False) and inputs.shape[1] is None:
-            raise Refused(f"`TimeDistributed` {self.name!r} along an axis whose size varies")
+            raise Refused(f"`TimeDistributed` {self.name!r} along an axis of dynamic size")
         return original(self, inputs, *args, **kwargs)
 
     return call
 
 
 def _counted_loss(original: Any) -> Any:
-    """Keras counts every batch as one sample in the losses of outputs when its size is unknown."""
+    """Corrects the losses of outputs: Keras counts a batch of unknown size as one sample."""
 
     def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if not getattr(_local, "tracing", False):
@@ -164,7 +163,7 @@ def _counted_loss(original: Any) -> Any:
 
 @contextlib.contextmanager
 def _counting(metric: Any, count: Any) -> Iterator[None]:
-    """Lets a metric count samples where it is told nothing."""
+    """Makes a metric use `count` where it gets no sample weights."""
     update = metric.update_state
 
     def counted(values: Any, sample_weight: Any = None) -> Any:

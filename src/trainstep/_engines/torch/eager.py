@@ -1,8 +1,8 @@
-"""A torch step that cannot be recorded as a graph, run as Python at every call.
+"""PyTorch: the fallback for a step that cannot be recorded: it runs as Python at every call.
 
-`keras.ops.while_loop` asks for its predicate at each turn; no graph holds that and its gradient.
-Such a step is as safe as a compiled one (it works on clones, and new values are swapped in at
-the end), but not as fast; the ledger says so.
+`keras.ops.while_loop` needs the value of its predicate in each iteration, which a graph with
+gradients cannot express. Such a step is as safe as a compiled one (it works on clones, and new
+values are swapped in at the end) but slower, and the ledger reports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainstep._state.scopes import Recorder, Recording, initialize_pending
 
 
 def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder, culprit: str) -> Traced:
-    """Runs the step once on clones to find its variables; the program runs it again each time."""
+    """Runs the step once on clones to find its variables; its program runs it at every call."""
     recorder.uncompiled = True
     _run(step, tensors, recorder)
     reads, writes = list(recorder.reads.values()), list(recorder.writes.values())
@@ -43,7 +43,7 @@ def eager(step: Step, tensors: Sequence[Tensor], recorder: Recorder, culprit: st
 
 def _run(step: Step, tensors: Sequence[Tensor], scope: Recording) -> list[Tensor]:
     lifted: dict[int, Tensor] = {}
-    versions: dict[int, tuple[Tensor, int]] = {}  # held: an id stays taken
+    versions: dict[int, tuple[Tensor, int]] = {}  # with the tensor, so that its id is not reused
 
     def noted(value: Tensor) -> Tensor:
         versions[id(value)] = (value, value._version)

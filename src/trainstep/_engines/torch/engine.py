@@ -1,10 +1,10 @@
 """PyTorch: a step becomes a graph of tensor operations, replayed or compiled by inductor.
 
-The user's Python runs once, under `make_fx`, on clones: forward, backward and optimizer alike
-are recorded as plain operations. A variable read while tracing becomes an input of the graph.
-Keras's torch optimizers update in place; such inputs are cloned first, so the graph is pure, and
-new values are swapped into the parameters at the end, all at once. A step for sizes that vary is
-recorded the same way, on stand-ins without values (`_torch_sizes.py`).
+The user's Python runs once, under `make_fx`, on clones: forward, backward and optimizer are
+recorded as plain operations. A variable that the trace reads becomes an input of the graph. Keras's
+torch optimizers use in-place updates; the graph clones such inputs first, so it is pure, and all
+new values are swapped into the parameters at the end. A step with dynamic sizes is recorded
+likewise, on stand-ins without values (`torch/symbolic_sizes.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from trainstep._engines.shared.host_function import HostFunction, Results
 from trainstep._engines.torch.eager import eager
 from trainstep._engines.torch.host import host_call, token_input
 from trainstep._engines.torch.program import build
-from trainstep._engines.torch.record import apart, input_of, own_copy, tidy
+from trainstep._engines.torch.record import input_of, own_copy, tidy, unalias
 from trainstep._engines.torch.state import WIDENED, from_numpy, leaf_copy, memory, set_grad_enabled
 from trainstep._engines.torch.torch_modules import follow_variables
 from trainstep._engines.torch.trace_guard import TensorValueNeeded, TraceGuard
@@ -52,7 +52,7 @@ from trainstep._state.control_flow import Uncompilable
 from trainstep._state.scopes import Branch, Recorder
 
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_ARRAYS = (torch.Tensor, np.ndarray, np.generic, *_SIZES)  # a size that varies is no constant
+_ARRAYS = (torch.Tensor, np.ndarray, np.generic, *_SIZES)  # symbolic sizes are not constants
 
 
 class TorchEngine(Engine):
@@ -110,11 +110,11 @@ class TorchEngine(Engine):
 
     def tensor(self, x: Any) -> Tensor:
         if isinstance(x, _SIZES):
-            raise Refused("a size that varies is used, or returned, as a number")
+            raise Refused("a dynamic size is used, or returned, as a number")
         return x if isinstance(x, torch.Tensor) else from_numpy(np.asarray(x))
 
     def disk_hits(self) -> int:
-        dynamo = sys.modules.get("torch._dynamo.utils")  # there once inductor has been used
+        dynamo = sys.modules.get("torch._dynamo.utils")  # imported once inductor has been used
         return int(dynamo.counters["inductor"]["fxgraph_cache_hit"]) if dynamo else 0
 
     @contextmanager
@@ -124,7 +124,7 @@ class TorchEngine(Engine):
             yield
 
     def is_idle_source(self) -> Source:
-        return Source("True")  # no graph but our own, which has a scope
+        return Source("True")  # there are no graphs but ours, which have scopes
 
     def asks_for_a_value(self, error: BaseException) -> bool:
         return isinstance(error, TensorValueNeeded)
@@ -138,7 +138,7 @@ class TorchEngine(Engine):
         axes: Axes | None = None,
     ) -> Traced:
         guard = TraceGuard()
-        sizes = _OwnSizes() if axes is None else _varying(axes)
+        sizes = _FixedSizes() if axes is None else _dynamic_sizes(axes)
         lifted: dict[int, Tensor] = {}
         sources: dict[int, Tensor] = {}
         inputs: list[Any] = []
@@ -160,7 +160,7 @@ class TorchEngine(Engine):
             updated.extend(map(guard.updated, (*lifted.values(), *tensors)))
             given = {memory(x) for x in (*tensors, *lifted.values())}
             token = [] if recorder.token is None else [recorder.token]
-            return [*apart(guard, recorder, sources, outputs, given), *token]
+            return [*unalias(guard, recorder, sources, outputs, given), *token]
 
         recorder.lift, recorder.store = lift, store
         recorder.copied, recorder.shielded = leaf_copy, own_copy
@@ -172,7 +172,8 @@ class TorchEngine(Engine):
             else from_numpy(x.copy())
             for x in (leaf[0] if options.repeat else leaf for leaf in leaves)
         ]
-        # Recording computes with real numbers, also random ones; the first step draws them again.
+        # Recording computes real values, and changes the RNG state; it is restored for the first
+        # step.
         enabled, drawn = torch.is_grad_enabled(), torch.get_rng_state()
         try:
             with recorder, guard:
@@ -217,7 +218,7 @@ class TorchEngine(Engine):
         depth = getattr(self._depth, "value", 0)
 
         def source_of(value: Tensor) -> Tensor:
-            # A view where an outer differentiation has to see through, a new leaf elsewhere.
+            # A view inside an outer differentiation, which has to track it; else a new leaf.
             return (
                 value.view_as(value)
                 if value.requires_grad and depth
@@ -268,13 +269,13 @@ class TorchEngine(Engine):
 
 
 def make() -> TorchEngine:
-    """The engine."""
+    """Returns the engine."""
     follow_variables()
     return TorchEngine()
 
 
-class _OwnSizes:
-    """A trace at the sizes of the call; the counterpart of `VaryingSizes`."""
+class _FixedSizes:
+    """A trace at the sizes of the call; the counterpart of `DynamicSizes`."""
 
     def copy(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone()
@@ -286,14 +287,14 @@ class _OwnSizes:
         return nothing_assumed
 
 
-def _varying(axes: Axes) -> Any:
-    from trainstep._engines.torch.symbolic_sizes import VaryingSizes
+def _dynamic_sizes(axes: Axes) -> Any:
+    from trainstep._engines.torch.symbolic_sizes import DynamicSizes
 
-    return VaryingSizes(axes)
+    return DynamicSizes(axes)
 
 
 def _repeated(traced: Traced, count: int) -> Traced:
-    """A step made into several, one after the other."""
+    """Returns a step that runs `count` steps, one after the other."""
 
     def build(compiler: str, bucket: Sizes | None = None) -> Executable:
         step = traced.build(compiler)
@@ -310,10 +311,10 @@ def _repeated(traced: Traced, count: int) -> Traced:
 def _gradients(
     value: Tensor, wrt: list[Tensor], *, create_graph: bool, retain: bool
 ) -> list[Tensor]:
-    """Gradients by tensors; zeros where the value does not depend on one."""
+    """Returns gradients by tensors; zeros where the value does not depend on one."""
     if not wrt or not value.requires_grad:
         return [torch.zeros_like(x) for x in wrt]
-    keep = True if retain else None  # what the backward pass needs, for the next one
+    keep = True if retain else None  # keeps the buffers for the next backward pass
     found = torch.autograd.grad(
         value, wrt, retain_graph=keep, create_graph=create_graph, allow_unused=True
     )

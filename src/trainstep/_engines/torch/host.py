@@ -1,10 +1,10 @@
-"""torch: calls to the host, as an operation of ours in the recorded graph.
+"""PyTorch: host calls, as a custom operation in the recorded graph.
 
     token --host--> token, results --host--> token, results ... --> the graph's last output
 
-The token goes from one call to the next. It is an input and an output of the graph, so that no
-pass over the graph may drop a call, compute it ahead, or change the order. The operation knows its
-function by a number; the program holds the function, and the table of numbers does not.
+Each call passes a token to the next. The token is an input and an output of the graph, so no graph
+pass can drop a call, evaluate it ahead of time, or change the order. The operation has the number
+of its function in a weak table; the program owns the function.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from trainstep._state.scopes import active
 
 _hosts: weakref.WeakValueDictionary[int, Host] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-_MOST = 1_000_000  # calls in one run that looks for a step's variables
+_MOST = 1_000_000  # calls in one run of a step that only finds its variables
 
 
 def host_call(fn: HostFunction, tensors: Sequence[Tensor], results: Results) -> list[Tensor]:
-    """Calls `fn` at once, or whenever the graph that is being recorded runs."""
+    """Calls `fn` now, or at every run of the graph that is being recorded."""
     recorder = active()
     if recorder is None:
         return list(map(_from_numpy, fn(list(map(_to_numpy, tensors)))))
@@ -52,12 +52,12 @@ def host_call(fn: HostFunction, tensors: Sequence[Tensor], results: Results) -> 
 
 
 def new_token() -> Tensor:
-    """The last input of a program that calls the host."""
+    """Returns the last input of a program with host calls."""
     return torch.zeros(())
 
 
 def token_input(copy: Callable[[Tensor], Tensor]) -> Tensor:
-    """The token, as the last input of the graph that is being recorded."""
+    """Adds the token as the last input of the graph that is being recorded."""
     mode = get_proxy_mode()
     assert mode is not None
     with disable_proxy_modes_tracing(), torch.no_grad():
@@ -72,12 +72,12 @@ def token_input(copy: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _not_called(count: int, results: Results) -> list[Tensor]:
-    """Stands for a call in the run that only looks for the variables of a step."""
+    """Returns zeros instead of a call, in the run that only finds the variables of a step."""
     if results and count > _MOST:
         raise TrainstepError(
-            "a loop that waits for what a function on the host returns cannot be a step on torch: "
-            "its variables are looked for with zeros in place of what is returned.\n"
-            "  to fix:   let the loop end with zeros, too, or take it out of the step"
+            "a loop that depends on the result of a host call does not end on torch: the run that "
+            "finds the step's variables uses zeros as results.\n"
+            "  to fix:   make the loop end with zeros, too, or move it out of the step"
         )
     return _zeros(results)
 
@@ -87,7 +87,7 @@ def _zeros(results: Results) -> list[Tensor]:
 
 
 def _tensor(x: Any) -> Tensor:
-    """A tensor, or one made of a size that varies without asking for its number."""
+    """Returns a tensor; a symbolic size is converted without reading its value."""
     return x if isinstance(x, torch.Tensor) else torch.scalar_tensor(x, dtype=_DTYPES[type(x)])
 
 
@@ -96,7 +96,8 @@ _DTYPES = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBo
 
 def _to_numpy(x: Tensor) -> Any:
     x = x.detach().cpu()
-    if x.dtype is torch.bfloat16:  # NumPy has it from a library, which torch does not know
+    # NumPy's bfloat16 is of `ml_dtypes`, which torch does not support.
+    if x.dtype is torch.bfloat16:
         return x.float().numpy().astype("bfloat16")
     return x.numpy().copy()
 
@@ -112,7 +113,7 @@ _library.define("host(Tensor token, int number, str results, Tensor[] values) ->
 
 
 def _run(token: Tensor, number: int, results: str, values: Sequence[Tensor]) -> list[Tensor]:
-    if active() is not None:  # being recorded, which computes with real values
+    if active() is not None:  # during recording, which computes real values
         return [token.clone(), *_zeros(json.loads(results))]
     outs = _hosts[number].fn(list(map(_to_numpy, values)))
     return [token.clone(), *map(_from_numpy, outs)]

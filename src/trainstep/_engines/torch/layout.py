@@ -1,4 +1,4 @@
-"""PyTorch: a batch over processes, one device each."""
+"""PyTorch: splits a batch over processes, one device each."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from trainstep._engines.contract import (
 from trainstep._engines.shared.row_cuts import batch_of, with_own_rows
 from trainstep._engines.torch.collectives import gather
 from trainstep._engines.torch.partition.partition import Rows, partitioned
-from trainstep._engines.torch.partition.shapes import own_sizes, varying_sizes
+from trainstep._engines.torch.partition.shapes import dynamic_sizes, fixed_sizes
 from trainstep._engines.torch.processes import all_gather, broadcast
 from trainstep._engines.torch.state import as_tensor, set_grad_enabled, value_of, write_back
 
 
 def layout(kind: str, devices: Sequence[Any] | None) -> Layout | None:
-    """The layout over all processes; None if there is one."""
+    """Returns the layout over all processes; None if there is one process."""
     if kind == "sharded":
         raise variables_are_whole("torch")
     if devices is not None and len(devices) > 1:
         raise StrategyError(
             "on torch, a process has one device.\n"
-            "  expected: one device, and a process for each\n"
-            f"  came:     {len(devices)} devices\n"
+            "  expected: one device, and one process per device\n"
+            f"  got:      {len(devices)} devices\n"
             "  to fix:   start as many processes (torchrun), and call `trainstep.initialize()`"
         )
     return Layout() if dist.is_initialized() else None
 
 
 class Layout:
-    """Batches cut along their first axis, a part for each process; variables whole in each."""
+    """Splits batches along their first axis, a part per process; replicates variables."""
 
     def __init__(self) -> None:
         self.parts = self.processes = dist.get_world_size()
         self._index = dist.get_rank()
 
     def rows(self, count: int) -> Rows:
-        """The rows of this process."""
+        """Returns the rows of this process."""
         index, parts = self._index, self.parts
         return Rows(count, count * index // parts, count * (index + 1) // parts)
 
@@ -64,25 +64,25 @@ class Layout:
         axes: Axes | None = None,
         violated_assumption: Callable[[Sizes], str] = nothing_assumed,
     ) -> Executable:
-        """What runs the part of a step that is this process's.
+        """Returns an executable for this process's part of a step.
 
         Args:
             module: The record.
             reads: The variables that are its first inputs.
-            writes: Those whose new values are its first outputs.
+            writes: The variables whose new values are its first outputs.
             tensors: The arguments that it was recorded with.
-            axes: Those of their sizes that vary.
-            violated_assumption: As of `Traced`.
+            axes: Their dynamic sizes.
+            violated_assumption: Returns the assumption that given sizes violate, see `Traced`.
         """
         self._agree_on({id(v): v for v in (*reads, *writes)}.values())
         batch, count, name = batch_of(tensors, axes)
         state = [v._value.detach() for v in reads]
         if axes is None:
             drawn = torch.get_rng_state()
-            shapes = own_sizes(module, [*(x.clone() for x in state), *tensors], count)
+            shapes = fixed_sizes(module, [*(x.clone() for x in state), *tensors], count)
             torch.set_rng_state(drawn)
         else:
-            shapes = varying_sizes(
+            shapes = dynamic_sizes(
                 module,
                 state,
                 tensors,
@@ -113,7 +113,7 @@ class Layout:
         return run
 
     def in_all(self, traced: Traced, tensors: list[Tensor], axes: Axes | None = None) -> Traced:
-        """A step that could not be recorded: every process computes the whole of it."""
+        """Wraps a step that could not be recorded: every process computes the whole batch."""
         self._agree_on({id(v): v for v in (*traced.reads, *traced.writes)}.values())
         batch, _, _ = batch_of(tensors, axes)
 
@@ -135,7 +135,7 @@ class Layout:
         return replace(traced, build=build)
 
     def _rows_of(self, leaves: Sequence[Any], batch: Sequence[bool]) -> Rows:
-        """The rows of a call."""
+        """Returns this process's rows of a call."""
         found = (x.shape[0] for x, is_batch in zip(leaves, batch, strict=True) if is_batch)
         return self.rows(next(found, 0))
 
@@ -152,12 +152,12 @@ class Layout:
     def assembled(
         self, shape: tuple[int, ...], axis: int, read: Callable[[tuple[slice, ...]], Any]
     ) -> Any:
-        """An array of a batch, of which this process reads its own rows; the others are zero."""
+        """Returns an array of a batch with only the rows of this process read; others are zero."""
         rows = self.rows(shape[axis])
         return with_own_rows(shape, axis, rows.start, rows.stop, read)
 
     def joined(self, leaves: Sequence[Any] | None, last: Sequence[Any] | None) -> list[Any] | None:
-        """The arrays of a batch, of the rows that each process has; None if no process has any."""
+        """Joins the rows of all processes into one batch; returns None if no process has any."""
         found = [each for each in all_gather(leaves) if each is not None]
         if not found:
             return None
@@ -165,7 +165,7 @@ class Layout:
 
     @staticmethod
     def agree(arrays: Sequence[Any]) -> list[Any]:
-        """The arrays of the first process, in all of them."""
+        """Returns the arrays of the first process, in every process."""
         return list(broadcast(list(arrays)))
 
 

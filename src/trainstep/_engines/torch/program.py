@@ -1,4 +1,4 @@
-"""torch: a recorded step, compiled or replayed, and Python's part in running it."""
+"""PyTorch: compiles or replays a recorded step, and runs it on the variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainstep._engines.torch.state import as_tensor, set_grad_enabled, value_of
 
 
 def _switches(reads: list[Variable], writes: list[Variable]) -> list[int]:
-    """The places of single bools that a step reads and leaves as they are."""
+    """Returns the places of scalar bools that a step reads and does not write."""
     return [
         place
         for place, variable in enumerate(reads)
@@ -36,18 +36,18 @@ def build(
     hosts: Sequence[Host],
     as_is: bool,
 ) -> Executable:
-    """What runs a recorded step on its variables where they are.
+    """Returns an executable that runs a recorded step on its variables.
 
     Args:
-        module: The record, of the variables and the arguments.
+        module: The record, whose inputs are the variables and the arguments.
         reads: The variables that it reads, in the order of its inputs.
-        writes: Those that it writes, in the order of its outputs.
+        writes: The variables that it writes, in the order of its outputs.
         tensors: Examples of the arguments.
         compiler: `"inductor"`, or `"graph"` to replay it.
-        hosts: The functions on the host that it calls.
-        as_is: Whether it is for these sizes alone.
+        hosts: The host functions that it calls.
+        as_is: Whether it is for these sizes only.
     """
-    if compiler == "graph" and as_is and not hosts:  # all that it does are operations
+    if compiler == "graph" and as_is and not hosts:  # it has no host calls: only plain operations
         with torch.no_grad():
             replayed = _replayed(module, reads, writes)
         if replayed is not None:
@@ -63,7 +63,7 @@ def build(
     def run(leaves: Sequence[Any]) -> Sequence[Tensor]:
         arrays = _arrays(leaves)
         enabled = torch.is_grad_enabled()
-        # Not `torch.no_grad`, which is Python: Ctrl-C inside it would leave gradients turned off.
+        # Not `torch.no_grad`, which is Python code: Ctrl-C in it could leave gradients disabled.
         try:
             set_grad_enabled(False)
             results = call(*map(value_of, reads), *arrays, *token)
@@ -72,7 +72,7 @@ def build(
             set_grad_enabled(enabled)
         return results[outputs]  # type: ignore[no-any-return]
 
-    run.hosts = hosts  # type: ignore[attr-defined]  # they live as long as this does
+    run.hosts = hosts  # type: ignore[attr-defined]  # keeps them alive
     return run
 
 
@@ -90,7 +90,7 @@ def _replayed(module: Any, reads: list[Variable], writes: list[Variable]) -> _Re
 
 
 class _Replayed:
-    """Runs a recorded step whose sizes are fixed, and that calls nothing on the host."""
+    """Runs a recorded step with fixed sizes and without host calls."""
 
     def __init__(self, replay: Any, reads: list[Variable], last: list[Variable]) -> None:
         self._replay, self._reads, self._last = replay, reads, last
@@ -99,7 +99,7 @@ class _Replayed:
         return self._run(self._replay, leaves)
 
     def unread(self, leaves: Sequence[Any]) -> None:
-        """Runs the step for what it writes alone."""
+        """Runs the step for its writes only."""
         self._run(self._replay.unread, leaves)
 
     def _run(self, replay: Callable[..., Any], leaves: Sequence[Any]) -> Sequence[Tensor]:

@@ -1,9 +1,9 @@
-"""PyTorch: a recorded step made pure: what enters it, what leaves it, what it updates in place.
+"""PyTorch: makes a recorded step pure: its inputs, its outputs and its in-place updates.
 
-    variables --inputs of the graph--> record --copies where memory is shared--> outputs, new values
+    variables --inputs of the graph--> record --copies against aliasing--> outputs, new values
 
-The graph may update its own tensors, not those that it was given; and no two of its results, nor a
-result and an input, may be one piece of memory.
+The graph may update its own tensors in place, but not its inputs; and no result may alias another
+result or an input.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from trainstep._state.scopes import Recorder
 
 
 def own_copy(value: Tensor) -> Tensor:
-    """A value of its own: the original may be another variable's too, and be updated in place."""
+    """Returns a copy: another variable may alias the original, and update it in place."""
     return value.clone()
 
 
-def apart(
+def unalias(
     guard: TraceGuard,
     recorder: Recorder,
     sources: dict[int, Tensor],
     outputs: list[Tensor],
     given: set[int],
 ) -> list[Tensor]:
-    """New values and outputs such that none shares memory with another, or with what came in.
+    """Returns new values and outputs that alias neither each other nor the inputs.
 
-    Only memory that the trace itself made may leave it, once. `sources` are the values as they
-    were assigned, before they were copied; where nobody else has one, the copy is not needed.
+    Only memory allocated during the trace may be returned, and only once. `sources` are the values
+    as they were assigned, before the copy; without other owners, the copy is not needed.
     """
     taken: set[int] = set()
 
@@ -58,7 +58,7 @@ def apart(
         source = sources.get(key, value)
         if not guard.updated(source) and not guard.updated(value):
             value = source
-        # An input that was updated in place is cloned in the graph: it is memory of its own.
+        # The graph clones an input that is updated in place, so its memory is not the variable's.
         lifted_in_place = key in recorder.reads and guard.updated(value)
         new.append(value if lifted_in_place and memory(value) not in taken else own(value))
         taken.add(memory(new[-1]))
@@ -66,12 +66,12 @@ def apart(
 
 
 def input_of(variable: Variable, inputs: list[Any], copy: Callable[[Tensor], Tensor]) -> Tensor:
-    """A clone of the variable's value, as an input of the graph that is being traced."""
+    """Adds a variable as an input of the graph that is being traced; returns a clone."""
     mode = get_proxy_mode()
     assert mode is not None
     graph = mode.tracer.graph
     with disable_proxy_modes_tracing(), torch.no_grad():
-        if variable._value is None:  # created in this trace; its value comes when that is over
+        if variable._value is None:  # created in this trace, and initialized after it
             dtype = getattr(torch, WIDENED.get(variable._dtype, variable._dtype))
             value = torch.zeros(tuple(variable.shape), dtype=dtype)
         else:
@@ -82,12 +82,12 @@ def input_of(variable: Variable, inputs: list[Any], copy: Callable[[Tensor], Ten
     inputs.append(proxy)
     track_tensor_tree(value, proxy, constant=None, tracer=mode.tracer)
     if variable.trainable and value.is_floating_point():
-        value.requires_grad_()  # a step may use torch's own autograd, too
+        value.requires_grad_()  # a step may use torch's own autograd
     return value
 
 
 def tidy(module: Any, updated: Sequence[bool], *, as_is: bool) -> None:
-    """Makes a record pure, and leaner if it is for these sizes and will not be cut."""
+    """Makes a record pure, and removes copies if it is for these sizes and one process."""
     tricks.forget_source(module)
     _clone_inputs(module.graph, updated)
     _drop_detach(module.graph)
@@ -98,7 +98,7 @@ def tidy(module: Any, updated: Sequence[bool], *, as_is: bool) -> None:
 
 
 def _clone_inputs(graph: Any, updated: Sequence[bool]) -> None:
-    """Puts a clone behind each of the first inputs that is updated in place."""
+    """Inserts a clone of each of the first inputs that is updated in place."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     for node, hit in zip(inputs, updated, strict=False):
         if hit:
@@ -111,7 +111,7 @@ def _clone_inputs(graph: Any, updated: Sequence[bool]) -> None:
 
 
 def _drop_detach(graph: Any) -> None:
-    """Takes out what only matters to autograd, and what nothing uses."""
+    """Removes operations that only affect autograd, and unused ones."""
     for node in graph.nodes:
         if node.target is torch.ops.aten.detach.default:
             node.replace_all_uses_with(node.args[0])

@@ -1,7 +1,7 @@
-"""Functions of torch's that ask a size that varies for its number, led to others while tracing.
+"""PyTorch: replaces functions that need the value of a symbolic size, during a trace.
 
-Keras makes a tensor of a size in every mean; `torch.as_tensor` would ask which number it is. These
-shims hold for the tracing thread, and compute the same.
+Keras converts a size to a tensor in every mean; `torch.as_tensor` would read the value of the
+symbol. The replacements compute the same result, and are active in the tracing thread only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
 
 class Shims(TorchFunctionMode):  # type: ignore[misc]
-    """Leads those functions elsewhere."""
+    """Calls the replacements."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -33,8 +33,8 @@ class Shims(TorchFunctionMode):  # type: ignore[misc]
             if any(isinstance(x, _SYMBOLIC) for x in leaves):
                 dtype = kwargs.get("dtype") or _dtype(leaves)
                 return _tensor(args[0], dtype, kwargs.get("device"))
-        if func in _INSTEAD:
-            return _INSTEAD[func](*args, **kwargs)
+        if func in _REPLACEMENTS:
+            return _REPLACEMENTS[func](*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -42,7 +42,7 @@ def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tenso
     if dim is None:
         return torch.gather(x.reshape(-1), 0, indices.reshape(-1))
     dim = dim % x.dim()
-    # Each is spread along the axes where it has one element and the other has more.
+    # Each is broadcast along the axes where it has size 1 and the other has more.
     pairs = [
         (a, b) if axis == dim else (b if a == 1 else a, a if b == 1 else b)
         for axis, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True))
@@ -52,7 +52,7 @@ def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tenso
 
 
 def _max_pool1d(x: Tensor, kernel_size: Any, **settings: Any) -> Tensor:
-    """Pools over two axes, the first of them of one element."""
+    """Pools over two axes, the first of size 1."""
     stride = settings.pop("stride", None) or kernel_size
     around = {"padding": 0, "dilation": 1}
     for name, other in around.items():
@@ -64,7 +64,7 @@ def _max_pool1d(x: Tensor, kernel_size: Any, **settings: Any) -> Tensor:
     return tree_map(lambda tensor: tensor.squeeze(-2), found)
 
 
-_INSTEAD: dict[Any, Callable[..., Any]] = {
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.take_along_dim: _take_along_dim,
     torch.nn.functional.max_pool1d: _max_pool1d,
 }
@@ -79,7 +79,7 @@ def _tensor(value: Any, dtype: Any, device: Any) -> Tensor:
 
 
 def _dtype(leaves: Sequence[Any]) -> torch.dtype:
-    """What a tensor of these numbers would be; Keras's integers have 32 bits."""
+    """Returns the dtype of a tensor of these numbers; Keras's integers have 32 bits."""
     by_keras = module(sys._getframe(2)) == "keras"
     if any(isinstance(x, (float, torch.SymFloat)) for x in leaves):
         return getattr(torch, keras.config.floatx()) if by_keras else torch.get_default_dtype()
@@ -87,16 +87,16 @@ def _dtype(leaves: Sequence[Any]) -> torch.dtype:
 
 
 def module(frame: FrameType) -> str:
-    """The package that a frame's code belongs to."""
+    """Returns the top-level package of a frame's code."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 @contextlib.contextmanager
 def any_kernel(env: Any) -> Iterator[None]:
-    """Keeps torch from noting for which batches it has which kernel of a convolution.
+    """Suppresses the guards on sizes by which torch chooses the kernel of a convolution.
 
-    The operation in the graph chooses at every run. While tracing, the choice only tells how the
-    result lies in memory, and over one or two axes that is the same for all of a CPU's kernels.
+    The operation in the graph chooses a kernel at every run. During the trace, the choice only
+    determines the strides of the result, which are the same for all CPU kernels in 1D and 2D.
     """
     native = torch._C._select_conv_backend
 

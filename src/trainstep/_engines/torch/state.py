@@ -1,4 +1,4 @@
-"""How values enter and leave torch parameters."""
+"""PyTorch: reads and writes the values of parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ value_of = attrgetter("_value")
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # in C, unlike `no_grad`
 _consume: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
 
-# Types that NumPy has, and torch or Keras on torch has not.
+# NumPy dtypes that torch, or Keras on torch, does not support, and their replacements.
 WIDENED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
 
 
@@ -25,30 +25,30 @@ def write_back(variables: Sequence[Any], values: Iterable[Any]) -> None:
 
 
 def swap_in(parameters: Iterable[Any], values: Iterable[Any]) -> None:
-    """Swaps new storage into parameters; what views the old storage keeps its numbers.
+    """Swaps new storage into parameters; views of the old storage keep their values.
 
-    One call in C: Ctrl-C, which Python handles between its own instructions, falls before or
-    after the whole of it.
+    It is one call in C. Python handles Ctrl-C between bytecode instructions, so it interrupts
+    before or after the whole call.
     """
     _consume(map(setattr, parameters, repeat("data"), values))
 
 
 def memory(tensor: Any) -> int:
-    """What tells whether two tensors share memory."""
+    """Returns an id of a tensor's storage, to detect aliasing."""
     return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 def leaf_copy(tensor: Any) -> Any:
-    """A copy that can be differentiated by if the original can."""
+    """Returns a copy that requires a gradient if the original does."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def from_numpy(x: Any) -> Any:
-    """A tensor over a NumPy array's memory, or over a copy where torch could not write to it."""
+    """Returns a tensor that aliases a NumPy array, or a copy if it is not writable."""
     usable = x.flags.writeable and x.flags.c_contiguous
     return torch.from_numpy(x if usable else np.array(x, order="C"))
 
 
 def as_tensor(x: Any) -> Any:
-    """A leaf as a plain tensor."""
+    """Returns a leaf as a plain tensor."""
     return x.detach().contiguous() if isinstance(x, torch.Tensor) else from_numpy(x)

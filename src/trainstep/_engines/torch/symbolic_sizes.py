@@ -1,13 +1,13 @@
-"""Sizes that vary, for a torch step that is recorded once: symbols in place of numbers.
+"""PyTorch: records a step once for dynamic sizes, with symbols for sizes.
 
-The step runs on tensors that have a shape and no values; a named axis has a symbol for its size,
-one for each name. torch notes what Python and its own code find out about a symbol (`n > 8`), and
-these guards tell for which other sizes the record holds:
+The step runs on tensors with shapes but without values; the size of a named axis is a symbol, one
+for each name. torch records the comparisons of symbols in Python and in its own code (`n > 8`) as
+guards, which determine the sizes for which the record holds:
 
     axes --> symbols --> stand-ins --(the step runs)--> guards --> violated_assumption(sizes)
 
-Where the number itself is asked for (`range(n)`, `int(n)`) the record would hold for that size
-only, and is given up on the spot, with the line that asked in its traceback.
+If code needs the number itself (`range(n)`, `int(n)`), the record would hold for that size only; it
+is refused at once, with that line in the traceback.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from trainstep._engines.torch.size_shims import Shims, any_kernel, module
 from trainstep._engines.torch.trace_guard import TensorValueNeeded
 from trainstep._state.control_flow import Uncompilable
 
-# What a symbol stands for while the step runs; no memory has that size. Primes, as layers are not
-# wide, and large enough for a network that halves an axis some times.
+# The values of symbols during the trace; no memory of that size is allocated. Primes, unlike the
+# widths of layers, and large enough for a network that halves an axis several times.
 _HINTS = (251, 241, 239, 233, 229, 227, 223, 211)
-# Some of these sizes fit where any other than the hint's own does.
+# If a guard holds for any size other than the hint, it holds for one of these.
 _OTHERS = [sympy.Integer(n) for n in (*range(2, 98), 128, 160, 200, 1000, 1001, 1009, 1024, 4096)]
 
 
-class VaryingSizes:
+class DynamicSizes:
     """The symbols of one trace.
 
     Args:
@@ -56,7 +56,7 @@ class VaryingSizes:
         self._mode = FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
         names = dict.fromkeys(name for array in axes for name in array if name is not None)
         if len(names) > len(_HINTS):
-            raise Refused(f"more than {len(_HINTS)} sizes that vary")
+            raise Refused(f"more than {len(_HINTS)} dynamic sizes")
         self._hints = dict(zip(names, _HINTS, strict=False))
         self._sizes = {name: self._size(name, hint) for name, hint in self._hints.items()}
 
@@ -67,14 +67,14 @@ class VaryingSizes:
         return self._env.create_symintnode(symbol, hint=hint, source=source)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """What a clone of a tensor would be, without values; its sizes do not vary."""
+        """Returns a stand-in for a clone of a tensor, with fixed sizes."""
         return self._mode.from_tensor(tensor.detach(), static_shapes=True).clone()
 
     def record(self, fn: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
-        """Runs `fn` on stand-ins for tensors; returns the module of what it did.
+        """Runs `fn` on stand-ins for tensors; returns the recorded module.
 
         Raises:
-            Refused: If it cannot be recorded so.
+            Refused: If it cannot be recorded for dynamic sizes.
         """
 
         def shimmed(*args: Any) -> Any:
@@ -86,11 +86,11 @@ class VaryingSizes:
             recorded = make_fx(shimmed, tracing_mode="symbolic")(*stand_ins)
         del recorded.shape_env
         for node in recorded.graph.nodes:
-            node.meta.clear()  # stand-ins, which hold all of the trace
+            node.meta.clear()  # stand-ins, which keep the whole trace alive
         return recorded
 
     def _stand_in(self, tensor: Tensor, names: Sequence[str | None]) -> Tensor:
-        """A tensor without values like this one, with symbols for the sizes that vary."""
+        """Returns a tensor like this one without values, with symbols for dynamic sizes."""
         shape = [
             size if name is None else self._sizes[name]
             for size, name in zip(tensor.shape, names, strict=True)
@@ -100,12 +100,12 @@ class VaryingSizes:
 
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
-        """Makes what goes wrong inside a refusal, unless it would go wrong at any size."""
+        """Turns errors in this block into refusals, unless they would occur at any size."""
         types = keras_dtypes.PYTHON_DTYPES_MAP
-        # Harmless to other threads: who has no symbols asks for no such key.
+        # Harmless to other threads: only code with symbols looks up these keys.
         types[torch.SymInt], types[torch.SymFloat] = types[int], types[float]
         _local.recording = True
-        texts = [(torch.SymInt, name, _stopped_text) for name in ("__str__", "__repr__")]
+        texts = [(torch.SymInt, name, _refusing_text) for name in ("__str__", "__repr__")]
         try:
             with replaced(texts):
                 yield
@@ -116,21 +116,21 @@ class VaryingSizes:
         finally:
             _local.recording = False
             types.pop(torch.SymInt), types.pop(torch.SymFloat)
-            # torch keeps the last expressions that it evaluated, and with them the whole trace.
+            # torch caches the last expressions that it evaluated, which keep the whole trace alive.
             ShapeEnv._inner_evaluate_expr.cache_clear()
             ShapeEnv.guard_or_defer_runtime_assert.cache_clear()
 
     def assumptions(self) -> Callable[[Sizes], str]:
-        """What tells of other sizes whether all that the trace found out holds for them.
+        """Returns a function that checks the guards of the trace for other sizes; see `Traced`.
 
         Raises:
-            Refused: If it holds for one size only, or cannot be told.
+            Refused: If they hold for one size only, or depend on values.
         """
         self._env.refuse_constants()
         if self._env.deferred_runtime_asserts:
             raise Refused("a size that depends on values")
-        # torch takes 0 and 1 for constants, and says so in the bounds only. They come first, for a
-        # guard may make no sense outside of them, and last as the guards have made them.
+        # torch treats sizes 0 and 1 as constants, which only the bounds of symbols express. Initial
+        # bounds come first, since a guard may be undefined outside; refined bounds come last.
         assumed = {sympy.Ge(name, 2): "" for name in self._env.names.values()}
         assumed |= self._env.sites
         for symbol, name in self._env.names.items():
@@ -147,55 +147,57 @@ class VaryingSizes:
 
         wrong = violated_assumption(self._hints)
         if wrong:
-            raise Refused(f"what torch noted of the sizes, {wrong}, is not so where it was noted")
+            raise Refused(
+                f"a guard of torch, {wrong}, does not hold for the sizes of its own trace"
+            )
         return violated_assumption
 
 
 _local = threading.local()
 
 
-def _stopped_text(original: Any) -> Any:
-    """Stops the user's own Python from using a size as text, unless that is only shown."""
+def _refusing_text(original: Any) -> Any:
+    """Refuses the text of a size in user code, unless it is only printed or logged."""
 
     def text(self: Any) -> Any:
         users = getattr(_local, "recording", False) and user_code.is_outside(sys._getframe(1))
         if users and not user_code.is_shown():
-            raise Refused("Python uses the text of a size that varies")
+            raise Refused("Python uses the text of a dynamic size")
         return original(self)
 
     return text
 
 
 class _Env(ShapeEnv):  # type: ignore[misc]
-    """Symbols, and what is found out about them; raises as soon as that leaves one size only."""
+    """Symbols and their guards; refuses a guard that holds for one size only."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.names: dict[Any, Any] = {}  # what a reader knows the symbols by
-        self.sites: dict[Any, str] = {}  # what was found out, and the user's line
+        self.names: dict[Any, Any] = {}  # readable symbols
+        self.sites: dict[Any, str] = {}  # guards, with the user's line
         self._checked = 0
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
-        """Answers a question about symbols."""
+        """Evaluates an expression of symbols, which may add a guard."""
         answer = super().evaluate_expr(*args, **kwargs)
         self.refuse_constants()
         return answer
 
     def refuse_constants(self) -> None:
-        """Raises `Refused` if the last guards say that a symbol is one number."""
+        """Raises `Refused` if a new guard fixes a symbol to one number."""
         for guard in self.guards[self._checked :]:
             expression = guard.expr.xreplace(self.names)
             if isinstance(expression, sympy.Eq) and not any(
                 _holds(expression, dict.fromkeys(expression.free_symbols, number))
                 for number in _OTHERS
             ):
-                raise Refused(f"`{_text(expression.lhs)}` is needed as a number{_asker()}")
+                raise Refused(f"`{_text(expression.lhs)}` is needed as a number{_reader()}")
             self.sites.setdefault(expression, f" ({user_code.here()})")
             self._checked += 1
 
 
-def _asker() -> str:
-    """Who asks now: the innermost line that is neither torch's nor ours, and the user's."""
+def _reader() -> str:
+    """Describes the code that needs a number: a function of Keras, and the user's line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and module(frame) in ("torch", "trainstep", "sympy"):
         frame = frame.f_back
@@ -208,12 +210,12 @@ def _asker() -> str:
 
 
 def _first_refusal(error: BaseException) -> str:
-    """The refusal behind an error that Keras or torch made of it, or else the error itself."""
+    """Returns the text of the refusal that caused an error, or else of the error itself."""
     found = error
     while not isinstance(found, Refused):
         behind = found.__cause__ or found.__context__
         if behind is None:
-            # Keras puts the name of the layer, and an empty line, before a message.
+            # Keras prefixes messages with the name of the layer and an empty line.
             return f"{type(found).__name__}: {str(found).strip().partition(chr(10))[0]}"
         found = behind
     return str(found)
@@ -226,7 +228,7 @@ def _named(name: str) -> Any:
 def _holds(assumed: Any, numbers: dict[Any, Any]) -> bool:
     try:
         return assumed.xreplace(numbers) is sympy.true
-    except (ArithmeticError, AssertionError):  # it has no meaning for these numbers
+    except (ArithmeticError, AssertionError):  # undefined for these numbers
         return False
 
 

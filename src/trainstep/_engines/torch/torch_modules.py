@@ -1,8 +1,8 @@
-"""torch: modules of torch's own inside of Keras models.
+"""PyTorch: torch modules inside of Keras models.
 
 `keras.layers.TorchModuleWrapper` has a variable for each parameter, but its module reads the
-parameters themselves, past Keras. While a step is traced or differentiated, it gets the values that
-the variables have there.
+parameters directly. While a step is traced or differentiated, the module is called with the values
+that the variables have in the current scope.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _call = TorchModuleWrapper.call
 
 
 def follow_variables() -> None:
-    """Makes modules read the values of variables from now on."""
+    """Makes modules read the values of variables; permanent."""
     TorchModuleWrapper.call = _call_with_variables
 
 
@@ -41,7 +41,7 @@ def _call_with_variables(self: Any, *args: Any, training: bool | None = None, **
 
 @contextlib.contextmanager
 def _buffers_kept(module: Any) -> Iterator[None]:
-    """Lets a record update what else a module has, but not the recording itself."""
+    """Restores the buffers of a module: the graph updates them at each run, the trace must not."""
     if get_proxy_mode() is None:
         yield
         return
@@ -53,4 +53,4 @@ def _buffers_kept(module: Any) -> Iterator[None]:
     finally:
         with disable_proxy_modes_tracing(), torch.no_grad():
             for buffer, value in zip(buffers, before, strict=True):
-                buffer.data.copy_(value)  # `data`: for autograd, nothing was changed
+                buffer.data.copy_(value)  # `data`: autograd does not count this as a modification

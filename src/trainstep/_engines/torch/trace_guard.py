@@ -1,14 +1,15 @@
-"""What must not be frozen into a torch graph while it is traced: values and random draws.
+"""PyTorch: keeps tensor values and random numbers from becoming constants of a traced graph.
 
-Under `make_fx`, tensors have real values, so Python could read one (`if`, `float`) and freeze
-the answer. And Keras draws random numbers with a new `torch.Generator`, seeded with the integer
-value of a `SeedGenerator`'s state. The guard sees both, because both ask a tensor for its value:
+Under `make_fx`, tensors have real values, so Python could read one (`if`, `float`) and the graph
+would contain the result. Also, Keras generates random numbers with a new `torch.Generator`, seeded
+with the integer value of a `SeedGenerator`'s state. The guard detects both, as both read the value
+of a tensor:
 
-    asked by Keras's seeding   answered with a number of the guard's own; an operation that then
-                               uses a generator with that number becomes one that takes the seed
-                               as a tensor, and seeds at every run
-    asked by Keras otherwise   Uncompilable: the step has to run as Python
-    asked by the user          TensorValueNeeded
+    read by Keras's seeding    returns a number of the guard's own; an operation that uses a
+                               generator with this seed becomes one that takes the seed as a
+                               tensor, and seeds at every run
+    read by other Keras code   Uncompilable: the step has to run as Python
+    read by the user           TensorValueNeeded
 """
 
 from __future__ import annotations
@@ -29,21 +30,26 @@ from trainstep._engines.torch.state import memory
 from trainstep._state.control_flow import Uncompilable
 
 _aten = torch.ops.aten
-_LEAKS = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.data_ptr)
-_ASKS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default)
+_MEMORY_READS = (
+    torch.Tensor.numpy,
+    torch.Tensor.__array__,
+    torch.Tensor.tolist,
+    torch.Tensor.data_ptr,
+)
+_VALUE_READS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default)
 
 
 class TensorValueNeeded(RuntimeError):
-    """Python asked for the value of a traced tensor."""
+    """Python code needs the value of a traced tensor."""
 
-    _keras_call_info_injected = True  # Keras passes it on as it is
+    _keras_call_info_injected = True  # keeps Keras from rewriting the text
 
 
 class TraceGuard:
     """Watches one trace."""
 
     def __init__(self) -> None:
-        # Of 32 bits, as Keras masks them, and not those that people seed their own generators with.
+        # Below 2**32, as Keras masks seeds, and random, to differ from seeds that users choose.
         self._numbers = itertools.count(random.SystemRandom().randrange(2**30, 2**31))
         self.seeds: dict[int, Any] = {}
         self._updated: dict[int, Any] = {}
@@ -58,56 +64,56 @@ class TraceGuard:
         self._made.clear()
 
     def watching(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn`, run with the guard on top of what traces it."""
+        """Returns `fn`, run with the guard above the tracing modes."""
 
         def watched(*args: Any) -> Any:
-            with _Calls(), _Mode(self):
+            with _FunctionMode(), _DispatchMode(self):
                 return fn(*args)
 
         return watched
 
     def note_updates(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Remembers the memory that an operation writes into."""
+        """Records the memory that an operation updates in place."""
         for index, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[index] if index < len(args) else kwargs.get(argument.name)
                 for tensor in given if isinstance(given, (list, tuple)) else (given,):
                     if isinstance(tensor, torch.Tensor):
                         storage = tensor.untyped_storage()
-                        self._updated[storage._cdata] = storage  # held: its number stays taken
+                        self._updated[storage._cdata] = storage  # alive, so its id is unique
 
     def note_results(self, args: Any, kwargs: Any, results: Any) -> None:
-        """Remembers the memory that an operation made, not that of a view of what it was given."""
+        """Records the memory that an operation allocated, without that of its inputs."""
         given = {memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
         made = {memory(x) for x in tree_leaves(results) if isinstance(x, torch.Tensor)}
         self._made |= made - given
 
     def made(self, tensor: Any) -> bool:
-        """Whether the tensor's memory was made while tracing."""
+        """Whether the tensor's memory was allocated during the trace."""
         return memory(tensor) in self._made
 
     def updated(self, tensor: Any) -> bool:
-        """Whether an operation wrote into the tensor's memory."""
+        """Whether an operation updated the tensor's memory in place."""
         return memory(tensor) in self._updated
 
     def number_for(self, seed: Any) -> int:
-        """A number that stands for a seed."""
+        """Returns a number that stands for a seed."""
         number = next(self._numbers)
         self.seeds[number] = seed
         return number
 
 
-class _Calls(TorchFunctionMode):  # type: ignore[misc]
-    """Sees torch's functions before they take their arguments apart.
+class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
+    """Intercepts torch's functions before their arguments are converted.
 
-    Keras's SGD passes the learning rate as `alpha`, which torch takes as a Python number: a factor
-    that is a tensor is kept a tensor. And what hands a tensor's memory to Python is stopped.
+    Keras's SGD passes the learning rate as `alpha`, which torch converts to a Python number: here,
+    a tensor stays a tensor. Functions that expose a tensor's memory to Python are refused.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _LEAKS:
-            _answer_to(sys._getframe(1))
+        if func in _MEMORY_READS:
+            _check_reader(sys._getframe(1))
         if isinstance(kwargs.get("alpha"), torch.Tensor):
             factor = kwargs.pop("alpha")
             target, other = args
@@ -116,18 +122,18 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[misc]
+class _DispatchMode(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, guard: TraceGuard) -> None:
         super().__init__()
         self._guard = guard
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _ASKS:
-            _answer_to(sys._getframe(1))
+        if func in _VALUE_READS:
+            _check_reader(sys._getframe(1))
             return self._guard.number_for(args[0])
         if _size_depends_on_values(func, args):
-            raise Uncompilable(f"{func}, whose result has as many elements as its values say")
+            raise Uncompilable(f"{func}, whose result has a size that depends on values")
         if func._schema.is_mutable:
             self._guard.note_updates(func, args, kwargs)
         generator = kwargs.get("generator") or next(
@@ -144,27 +150,27 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         return results
 
 
-def _answer_to(asker: FrameType | None) -> None:
-    """Raises what a request for a tensor's value deserves, unless Keras is seeding.
+def _check_reader(reader: FrameType | None) -> None:
+    """Raises the error for a read of a tensor's value, unless Keras's seeding reads it.
 
-    The asker is the innermost frame that is neither torch's nor ours. `convert_to_numpy` asks for
-    whoever called it.
+    The reader is the innermost frame that is neither torch's nor ours; `convert_to_numpy` reads on
+    behalf of its caller.
     """
-    while asker is not None and (
-        _module(asker) in ("torch", "trainstep", "numpy")
-        or asker.f_code.co_qualname.startswith("convert_to_numpy")
+    while reader is not None and (
+        _module(reader) in ("torch", "trainstep", "numpy")
+        or reader.f_code.co_qualname.startswith("convert_to_numpy")
     ):
-        asker = asker.f_back
-    if asker is None or _module(asker) != "keras":
+        reader = reader.f_back
+    if reader is None or _module(reader) != "keras":
         raise TensorValueNeeded("the value of a traced tensor")
-    if asker.f_code.co_name != "torch_seed_generator":
-        raise Uncompilable(f"{asker.f_globals['__name__']}.{asker.f_code.co_name}")
+    if reader.f_code.co_name != "torch_seed_generator":
+        raise Uncompilable(f"{reader.f_globals['__name__']}.{reader.f_code.co_name}")
 
 
 def _size_depends_on_values(func: Any, args: Any) -> bool:
     if torch.Tag.dynamic_output_shape not in func.tags:
         return False
-    if func is _aten.index.Tensor:  # by positions it is fixed; by a mask it is not
+    if func is _aten.index.Tensor:  # with positions the size is fixed, with a mask it is not
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return True
 
@@ -178,7 +184,7 @@ _library = torch.library.Library("trainstep", "FRAGMENT")
 
 
 def _seeded(func: Any) -> Any:
-    """The operation that does what `func` does with a generator, given the seed as a tensor."""
+    """Returns an operation like `func` that takes the seed as a tensor, not a generator."""
     if func not in _made:
         name = "seeded_" + str(func).replace("aten.", "").replace(".", "_")
         schema = str(func._schema)
@@ -192,7 +198,7 @@ def _seeded(func: Any) -> Any:
             generator.manual_seed(int(seed) & 0xFFFFFFFF)
             return func(*args, **kwargs, generator=generator)
 
-        # torch's `rand` with a generator takes no symbol for a size; the one without does.
+        # torch's `rand` with a generator does not support symbolic sizes; the one without does.
         plain = func._overloadname.replace("generator", "").strip("_") or "default"
         unseeded = getattr(func.overloadpacket, plain)
 

@@ -1,15 +1,15 @@
-"""A jaxpr with symbolic sizes, evaluated on padded arrays as if they had their true sizes.
+"""Evaluates a jaxpr with symbolic sizes on padded arrays, as if they had their true sizes.
 
-Every size that varies is a symbol in the jaxpr. An evaluation is for one bucket: the arrays have
-the bucket's sizes, and the true sizes, at most as large, are known when the program runs.
+Every dynamic size is a symbol in the jaxpr. An evaluation is for one bucket: the arrays have the
+bucket's sizes; the true sizes, which are not larger, are inputs of the program.
 
-    invariant   along an axis with a symbol, the first `true` positions are what the unpadded step
-                would have there; what lies beyond is anything, NaN included
+    invariant   along a symbolic axis, the first `true` positions have the values of the unpadded
+                step; the padding behind them may have any value, NaN included
 
-An operation that treats positions one by one keeps that by itself. One that mixes positions
-(a sum, a contraction, a window, a sort) gets its operand filled with what does not count: zero for
-a sum, minus infinity for a maximum. One that nobody has written a rule for is refused. The jaxpr
-holds the whole step, gradients and optimizer included, so no loss, metric or layer needs to help.
+An elementwise operation preserves the invariant. An operation that mixes positions (a sum, a
+contraction, a window, a sort) gets its operand with a neutral value in the padding: zero for a sum,
+minus infinity for a maximum. An operation without a rule is refused. The jaxpr holds the whole
+step, gradients and optimizer included, so losses, metrics and layers need no masks.
 """
 
 from trainstep._engines.jax.masking import (

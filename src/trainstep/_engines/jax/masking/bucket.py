@@ -1,4 +1,4 @@
-"""The two sizes of an axis: what the arrays have, and what counts."""
+"""The two sizes of an axis: the padded size of the arrays, and the true size."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Dim = Any  # an int, or an expression of symbols
 Shape = Sequence[Dim]
 
 
-def varies(dim: Dim) -> bool:
-    """Whether a dimension depends on a size that varies."""
+def is_dynamic(dim: Dim) -> bool:
+    """Whether a dimension depends on a dynamic size."""
     return bool(is_symbolic_dim(dim))
 
 
-def varying(shape: Shape) -> list[int]:
-    """The axes whose size varies."""
-    return [axis for axis, dim in enumerate(shape) if varies(dim)]
+def dynamic_axes(shape: Shape) -> list[int]:
+    """Returns the axes of dynamic size."""
+    return [axis for axis, dim in enumerate(shape) if is_dynamic(dim)]
 
 
 def value_of(dim: Dim, sizes: Mapping[str, Any]) -> Any:
-    """A dimension, given the symbols' values."""
-    return dim._evaluate(sizes) if varies(dim) else dim
+    """Returns the value of a dimension for given values of the symbols."""
+    return dim._evaluate(sizes) if is_dynamic(dim) else dim
 
 
-_MOST = 1 << 23  # combinations of sizes that are tried
+_MOST = 1 << 23  # combinations of sizes to evaluate
 
 
 class Bucket:
@@ -44,45 +44,45 @@ class Bucket:
         self._known: dict[str, int] = {}
 
     def padded(self, dim: Dim) -> int:
-        """The size that arrays have.
+        """Returns the padded size.
 
         Raises:
-            Refused: If it is larger for smaller sizes (`16 - n`, `n % 4`): what counts would not
+            Refused: If it is larger for smaller sizes (`16 - n`, `n % 4`): the true part would not
                 fit.
         """
-        if not varies(dim):
+        if not is_dynamic(dim):
             return int(dim)
         text = str(dim)
         if text not in self._known:
             self._known[text] = size = int(value_of(dim, self._padded))
             if self._largest(dim) > size:
-                raise Refused(f"a size of {text}, which does not grow with the sizes that vary,")
+                raise Refused(f"a size of {text} does not grow with the dynamic sizes")
         return self._known[text]
 
     def _largest(self, dim: Dim) -> int:
-        """The largest value of a dimension for any sizes up to the bucket's."""
+        """Returns the largest value of a dimension for any sizes up to the bucket's."""
         names = sorted(dim._get_vars())
         counts = [self._padded[name] for name in names]
         if math.prod(counts) > _MOST:
-            raise Refused(f"a size of {dim}, of too many sizes that vary,")
+            raise Refused(f"a size of {dim} depends on too many dynamic sizes")
         grid = np.indices(counts).reshape(len(counts), -1) + 1
         values = dim._evaluate(dict(zip(names, grid, strict=True)))
         return int(np.max(values))
 
     def at(self, amount: Dim) -> int:
-        """An amount of padding, which is no size of an array, as it is in the bucket."""
+        """Returns an amount of padding, which may be negative, for the bucket's sizes."""
         return int(value_of(amount, self._padded))
 
     def shape(self, shape: Shape) -> tuple[int, ...]:
-        """The shape that arrays have."""
+        """Returns the padded shape."""
         return tuple(map(self.padded, shape))
 
     def true(self, dim: Dim) -> Tensor:
-        """The size that counts; a tensor if it varies."""
-        return jnp.asarray(value_of(dim, self._true), jnp.int32) if varies(dim) else dim
+        """Returns the true size; a tensor if it is dynamic."""
+        return jnp.asarray(value_of(dim, self._true), jnp.int32) if is_dynamic(dim) else dim
 
     def valid(self, shape: Shape, axes: Iterable[int]) -> Tensor:
-        """A mask of the positions that count along some axes, of a shape that broadcasts."""
+        """Returns a mask of the true positions along some axes, of a shape that broadcasts."""
         mask: Tensor = True
         for axis in axes:
             ones = [1] * len(shape)
@@ -92,8 +92,8 @@ class Bucket:
         return mask
 
     def filled(self, x: Tensor, shape: Shape, axes: Iterable[int], value: Any) -> Tensor:
-        """An array with `value` wherever a position does not count along one of the axes."""
-        axes = [axis for axis in axes if varies(shape[axis])]
+        """Returns an array with `value` in the padding along these axes."""
+        axes = [axis for axis in axes if is_dynamic(shape[axis])]
         if not axes:
             return x
         return jnp.where(self.valid(shape, axes), x, jnp.asarray(value, x.dtype))

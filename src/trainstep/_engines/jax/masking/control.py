@@ -1,4 +1,4 @@
-"""Rules for operations that hold a program of their own (calls, loops, branches), or Python."""
+"""Rules for operations with inner jaxprs (calls, loops, branches), and for host calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core as jex
 
-from trainstep._engines.jax.masking.bucket import Tensor, varies, varying
+from trainstep._engines.jax.masking.bucket import Tensor, dynamic_axes, is_dynamic
 from trainstep._engines.jax.masking.evaluate import Equation, evaluate_closed, rule
 
 
@@ -21,28 +21,28 @@ def _call(e: Equation) -> list[Tensor]:
 
 @rule("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 def _custom(e: Equation) -> list[Tensor]:
-    # The gradients have been taken: what is left is the function itself.
+    # Gradients are already part of the jaxpr, so only the function itself matters.
     inner = e.params.get("call_jaxpr") or e.params["fun_jaxpr"]
     return evaluate_closed(e.bucket, inner, e.operands)
 
 
 @rule("scan")
 def _scan(e: Equation) -> list[Tensor]:
-    """A loop over an axis; turns beyond its true end leave the carry as it was."""
+    """A loop over an axis; iterations beyond its true end do not change the carry."""
     consts, carries = e.params["num_consts"], e.params["num_carry"]
     length, body = e.params["length"], e.params["jaxpr"]
     fixed, init = e.operands[:consts], e.operands[consts : consts + carries]
-    names = set(primitives(body.jaxpr)) if varies(length) else set()
+    names = set(primitives(body.jaxpr)) if is_dynamic(length) else set()
     if any("callback" in name for name in names):
-        raise e.refuse("with a callback, over an axis whose size varies, has no rule")
+        raise e.refuse("with a callback, over an axis of dynamic size, has no rule")
 
     def turn(carry: list[Tensor], each: Any) -> tuple[list[Tensor], list[Tensor]]:
         place, xs = each
-        counts = place < e.bucket.true(length) if varies(length) else True
-        if "while" in names:  # a loop in a turn beyond the end might never end
+        counts = place < e.bucket.true(length) if is_dynamic(length) else True
+        if "while" in names:  # an inner loop might not terminate on padding
             return lax.cond(counts, run, skip, carry, xs)  # type: ignore[no-any-return]
         new, ys = run(carry, xs)
-        if varies(length):
+        if is_dynamic(length):
             new = [jnp.where(counts, a, b) for a, b in zip(new, carry, strict=True)]
         return new, ys
 
@@ -67,7 +67,7 @@ def _scan(e: Equation) -> list[Tensor]:
 
 
 def primitives(jaxpr: Any) -> Iterator[str]:
-    """The names of all operations in a jaxpr, and in those inside it."""
+    """Yields the names of all primitives in a jaxpr, including inner jaxprs."""
     for eqn in jaxpr.eqns:
         yield eqn.primitive.name
         for inner in jex.jaxprs_in_params(eqn.params):
@@ -102,7 +102,7 @@ def _run(e: Equation, branch: Any, *operands: Tensor) -> list[Tensor]:
 
 @rule("host_callback")
 def _host(e: Equation) -> list[Tensor]:
-    """A call to the host, where the padding is cut off."""
-    sizes = [e.bucket.true(dim) for shape in e.shapes for dim in shape if varies(dim)]
-    host = e.params["host"].cutting([varying(shape) for shape in e.shapes])
+    """A host call; the padding is removed on the host."""
+    sizes = [e.bucket.true(dim) for shape in e.shapes for dim in shape if is_dynamic(dim)]
+    host = e.params["host"].without_padding([dynamic_axes(shape) for shape in e.shapes])
     return e.bind(*e.operands, *sizes, host=host)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The evaluation, equation by equation, and the table of rules that the other files fill."""
+"""Evaluates equations one by one, and holds the table of rules, which other files register."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from jax.extend import core as jex
 
 from trainstep._engines.contract import Refused
-from trainstep._engines.jax.masking.bucket import Bucket, Shape, Tensor, varies
+from trainstep._engines.jax.masking.bucket import Bucket, Shape, Tensor, is_dynamic
 
-# What treats every position by itself, whatever is in the others.
+# Elementwise operations: no position depends on another one.
 _BY_POSITION = frozenset(
     " ".join(
         (
@@ -32,22 +32,22 @@ _rules: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Enters a rule for the primitives of these names."""
+    """Registers a rule for the primitives of these names."""
 
-    def enter(made: Rule) -> Rule:
+    def register(made: Rule) -> Rule:
         _rules.update(dict.fromkeys(names, made))
         return made
 
-    return enter
+    return register
 
 
 class Equation:
     """One operation of a jaxpr, on padded operands.
 
     Attributes:
-        operands: The arrays, padded.
-        shapes: The operands' shapes, with symbols.
-        results: The results' shapes, with symbols.
+        operands: The padded arrays.
+        shapes: The symbolic shapes of the operands.
+        results: The symbolic shapes of the results.
     """
 
     def __init__(self, bucket: Bucket, eqn: Any, operands: Sequence[Tensor]) -> None:
@@ -61,29 +61,29 @@ class Equation:
         self._primitive = eqn.primitive
 
     def bind(self, *operands: Tensor, **changed: Any) -> Any:
-        """The operation itself, on other operands, with other parameters."""
+        """Applies the operation to other operands, with changed parameters."""
         return self._primitive.bind(*operands, **{**self.params, **changed})
 
     def filled(self, index: int, axes: Iterable[int], value: Any) -> Tensor:
-        """An operand with `value` where a position does not count along one of the axes."""
+        """Returns an operand with `value` in the padding along these axes."""
         return self.bucket.filled(self.operands[index], self.shapes[index], axes, value)
 
-    def refuse(self, what: str) -> Refused:
-        """The error for a case that the rule does not cover."""
-        return Refused(f"`{self.name}` {what}")
+    def refuse(self, reason: str) -> Refused:
+        """Returns the error for a case that the rule does not cover."""
+        return Refused(f"`{self.name}` {reason}")
 
     def compute(self) -> Any:
-        """The results.
+        """Returns the results.
 
         Raises:
-            Refused: If there is no rule, or it does not work out.
+            Refused: If there is no rule, or the rule fails.
         """
         try:
             return self._computed()
         except Refused:
             raise
         except Exception as error:
-            raise self.refuse(f"did not work out: {error}".splitlines()[0]) from error
+            raise self.refuse(f"failed: {error}".splitlines()[0]) from error
 
     def _computed(self) -> Any:
         made = _rules.get(self.name)
@@ -93,24 +93,24 @@ class Equation:
             return self.bind(*self.operands)
         if self.name in _BY_POSITION:
             return self.bind(*self.operands)
-        raise self.refuse("along an axis whose size varies has no rule")
+        raise self.refuse("along an axis of dynamic size has no rule")
 
     def check(self, results: Sequence[Tensor]) -> None:
-        """Refuses results that have not the shape of the bucket: the rule was wrong."""
+        """Refuses results that do not have the padded shape: the rule is wrong."""
         for result, shape in zip(results, self.results, strict=True):
             if tuple(result.shape) != self.bucket.shape(shape):
-                raise self.refuse(f"gave {tuple(result.shape)} for {tuple(shape)}")
+                raise self.refuse(f"returned {tuple(result.shape)} for {tuple(shape)}")
 
     def _mentions_sizes(self) -> bool:
         shapes = (*self.shapes, *self.results)
-        if any(varies(dim) for shape in shapes for dim in shape):
+        if any(is_dynamic(dim) for shape in shapes for dim in shape):
             return True
         inner = jex.jaxprs_in_params(self.params)
         return any(map(_mentioned, self.params.values())) or any(map(_jaxpr_mentions, inner))
 
 
 def evaluate(bucket: Bucket, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """The results of a jaxpr for this bucket."""
+    """Returns the results of a jaxpr for this bucket."""
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, args, strict=True))
 
@@ -131,7 +131,7 @@ def evaluate(bucket: Bucket, jaxpr: Any, consts: Sequence[Any], args: Sequence[A
 
 
 def evaluate_closed(bucket: Bucket, closed: Any, args: Sequence[Any]) -> list[Any]:
-    """The same for a closed jaxpr, or an open one without constants."""
+    """Returns the same for a closed jaxpr, or an open one without constants."""
     if hasattr(closed, "jaxpr"):
         return evaluate(bucket, closed.jaxpr, closed.consts, args)
     return evaluate(bucket, closed, (), args)
@@ -144,12 +144,12 @@ def _shape(v: Any) -> Shape:
 def _mentioned(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(_mentioned, value))
-    return varies(value)
+    return is_dynamic(value)
 
 
 def _jaxpr_mentions(jaxpr: Any) -> bool:
     avals = [v.aval for e in jaxpr.eqns for v in (*e.invars, *e.outvars)]
-    return any(varies(d) for aval in avals for d in getattr(aval, "shape", ())) or any(
+    return any(is_dynamic(d) for aval in avals for d in getattr(aval, "shape", ())) or any(
         any(map(_mentioned, e.params.values()))
         or any(map(_jaxpr_mentions, jex.jaxprs_in_params(e.params)))
         for e in jaxpr.eqns
@@ -157,7 +157,7 @@ def _jaxpr_mentions(jaxpr: Any) -> bool:
 
 
 def _frames(eqn: Any) -> list[tuple[str, int]]:
-    """The Python lines that the operation comes from, innermost first."""
+    """Returns the Python lines that created an operation, innermost first."""
     traceback = eqn.source_info.traceback
     if traceback is None:
         return []

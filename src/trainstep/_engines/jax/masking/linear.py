@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainstep._engines.jax.masking.bucket import Tensor, varies, varying
+from trainstep._engines.jax.masking.bucket import Tensor, dynamic_axes, is_dynamic
 from trainstep._engines.jax.masking.evaluate import Equation, Rule, rule
 from trainstep._engines.jax.masking.reduce import Neutral, highest, lowest, zero
 
@@ -18,38 +18,38 @@ def _contract(e: Equation) -> Tensor:
 
 @rule("conv_general_dilated")
 def _convolve(e: Equation) -> Tensor:
-    """Zeros beyond the end are what padding at the end is made of."""
+    """Fills with zeros: they act like the convolution's own padding at the end."""
     numbers = e.params["dimension_numbers"]
     left, right = numbers.lhs_spec, numbers.rhs_spec  # batch or outputs first, then features
     groups = e.params["feature_group_count"], e.params["batch_group_count"]
-    if any(map(varies, groups)):
-        raise e.refuse("with a number of groups that varies has no rule")
-    if groups[1] != 1 and varies(e.shapes[0][left[0]]):
-        raise e.refuse("in groups of the batch has no rule when its size varies")
-    if groups[0] != 1 and varies(e.shapes[0][left[1]]):
-        raise e.refuse("in groups of features has no rule when their number varies")
+    if any(map(is_dynamic, groups)):
+        raise e.refuse("with a dynamic number of groups has no rule")
+    if groups[1] != 1 and is_dynamic(e.shapes[0][left[0]]):
+        raise e.refuse("in groups of a batch of dynamic size has no rule")
+    if groups[0] != 1 and is_dynamic(e.shapes[0][left[1]]):
+        raise e.refuse("in groups of a dynamic number of features has no rule")
     return e.bind(
         e.filled(0, left[1:], 0), e.filled(1, right[1:], 0), padding=_padding(e, e.params)
     )
 
 
 def _padding(e: Equation, params: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    """The padding of padded arrays: at the front it must not vary, or positions would move."""
-    if any(varies(low) for low, _ in params["padding"]):
-        raise e.refuse("with padding at the front that varies has no rule")
+    """Returns the padding parameter; dynamic padding at the front would shift positions."""
+    if any(is_dynamic(low) for low, _ in params["padding"]):
+        raise e.refuse("with dynamic padding at the front has no rule")
     return tuple((low, e.bucket.at(high)) for low, high in params["padding"])
 
 
 def _windows(e: Equation, index: int) -> list[int]:
-    """The axes of an operand along which positions mix."""
+    """Returns the axes of an operand along which positions mix."""
     shape, window = e.shapes[index], e.params["window_dimensions"]
-    if any(map(varies, window)):
-        raise e.refuse("with a window whose size varies has no rule")
+    if any(map(is_dynamic, window)):
+        raise e.refuse("with a window of dynamic size has no rule")
     plain = [
         size == 1 and tuple(padding) == (0, 0)
         for size, padding in zip(window, e.params["padding"], strict=True)
     ]
-    return [axis for axis in varying(shape) if not plain[axis]]
+    return [axis for axis in dynamic_axes(shape) if not plain[axis]]
 
 
 def _windowed(neutral: Neutral) -> Rule:
@@ -77,16 +77,16 @@ def _unpool(e: Equation) -> Tensor:
 @rule("select_and_gather_add")
 def _pick(e: Equation) -> Tensor:
     if _windows(e, 1):
-        raise e.refuse("over windows of an axis whose size varies has no rule")
+        raise e.refuse("over windows of an axis of dynamic size has no rule")
     return e.bind(*e.operands, padding=_padding(e, e.params))
 
 
 def _matrices(e: Equation) -> Any:
-    """Decompositions of small matrices, one for each position of the other axes."""
+    """Decompositions of matrices, one for each position of the other axes."""
     others = len(e.shapes[0]) - 2
     for shape in (*e.shapes, *e.results):
-        if any(axis >= others for axis in varying(shape)):
-            raise e.refuse("of a matrix whose size varies has no rule")
+        if any(axis >= others for axis in dynamic_axes(shape)):
+            raise e.refuse("of a matrix of dynamic size has no rule")
     return e.bind(*e.operands)
 
 
@@ -98,6 +98,6 @@ rule("cholesky", "eigh", "geqrf", "householder_product", "lu", "qr", "svd", "tri
 @rule("fft")
 def _transform(e: Equation) -> Tensor:
     (shape,), lengths = e.shapes, e.params["fft_lengths"]
-    if any(axis >= len(shape) - len(lengths) for axis in varying(shape)):
-        raise e.refuse("along an axis whose size varies has no rule")
+    if any(axis >= len(shape) - len(lengths) for axis in dynamic_axes(shape)):
+        raise e.refuse("along an axis of dynamic size has no rule")
     return e.bind(*e.operands)

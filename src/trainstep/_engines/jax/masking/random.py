@@ -1,8 +1,8 @@
-"""Rules for random numbers: the true positions draw what they would draw unpadded.
+"""Rules for random numbers: true positions get the numbers of the unpadded step.
 
-JAX's default generator makes the number of a position from the key and from the position's place
-in the flattened array. With only the first axis padded, places stay as they are. With another one,
-the places are those of the true shape.
+JAX's default generator computes each number from the key and the flat index of its position. If
+only the first axis is padded, flat indices do not change. For other axes, the flat indices of the
+true shape are computed here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
-from trainstep._engines.jax.masking.bucket import Shape, Tensor, varying
+from trainstep._engines.jax.masking.bucket import Shape, Tensor, dynamic_axes
 from trainstep._engines.jax.masking.evaluate import Equation, rule
 
 _NARROW = {8: jnp.uint8, 16: jnp.uint16}
@@ -23,10 +23,10 @@ def _bits(e: Equation) -> Tensor:
     (keys,), shape, width = e.operands, e.params["shape"], e.params["bit_width"]
     _check_generator(e)
     padded = e.bucket.shape(shape)
-    if set(varying(shape)) <= {0}:
+    if set(dynamic_axes(shape)) <= {0}:
         return e.bind(keys, shape=padded)
     if keys.ndim:
-        raise e.refuse("of many keys, along an inner axis whose size varies, has no rule")
+        raise e.refuse("of many keys, along an inner axis of dynamic size, has no rule")
     key = jax.random.key_data(keys)
     places = _places(e, shape, padded)
     high, low = threefry2x32_p.bind(key[0], key[1], jnp.zeros_like(places), places)
@@ -40,16 +40,16 @@ def _bits(e: Equation) -> Tensor:
 def _split(e: Equation) -> Tensor:
     shape = e.params["shape"]
     _check_generator(e)
-    if not set(varying(shape)) <= {0}:
-        raise e.refuse("along an inner axis whose size varies has no rule")
+    if not set(dynamic_axes(shape)) <= {0}:
+        raise e.refuse("along an inner axis of dynamic size has no rule")
     return e.bind(*e.operands, shape=e.bucket.shape(shape))
 
 
 @rule("random_gamma")
 def _gamma(e: Equation) -> Tensor:
-    # One key is split over all positions, by their place in the flattened array.
-    if not set(varying(e.results[0])) <= {0} or varying(e.shapes[0]):
-        raise e.refuse("along an inner axis whose size varies has no rule")
+    # One key is split over all positions, by their flat index.
+    if not set(dynamic_axes(e.results[0])) <= {0} or dynamic_axes(e.shapes[0]):
+        raise e.refuse("along an inner axis of dynamic size has no rule")
     return e.bind(*e.operands)
 
 
@@ -60,7 +60,7 @@ def _check_generator(e: Equation) -> None:
 
 
 def _places(e: Equation, shape: Shape, padded: tuple[int, ...]) -> Tensor:
-    """The place of each position in the flattened true array."""
+    """Returns the flat index of each position in the true shape."""
     place, stride = jnp.zeros(padded, jnp.uint32), jnp.uint32(1)
     for axis in reversed(range(len(padded))):
         place = place + lax.broadcasted_iota(jnp.uint32, padded, axis) * stride

@@ -1,4 +1,4 @@
-"""Rules for what combines the positions of an axis: sums, extremes, running sums, orders."""
+"""Rules for operations that combine positions: reductions, cumulative operations, sorting."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from trainstep._engines.jax.masking.bucket import Tensor, varies
+from trainstep._engines.jax.masking.bucket import Tensor, is_dynamic
 from trainstep._engines.jax.masking.evaluate import Equation, Rule, rule
 
-Neutral = Callable[[Any], Any]  # of a dtype, the value that does not count
+Neutral = Callable[[Any], Any]  # returns the neutral value of a dtype
 
 
 def zero(dtype: Any) -> Any:
-    """Neutral in a sum."""
+    """Returns the neutral value of a sum."""
     return 0
 
 
 def one(dtype: Any) -> Any:
-    """Neutral in a product."""
+    """Returns the neutral value of a product."""
     return 1
 
 
 def lowest(dtype: Any) -> Any:
-    """Neutral in a maximum."""
+    """Returns the neutral value of a maximum."""
     if jnp.issubdtype(dtype, jnp.floating):
         return -jnp.inf
     return False if dtype == jnp.bool_ else jnp.iinfo(dtype).min
 
 
 def highest(dtype: Any) -> Any:
-    """Neutral in a minimum."""
+    """Returns the neutral value of a minimum."""
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.inf
     return True if dtype == jnp.bool_ else jnp.iinfo(dtype).max
@@ -51,7 +51,7 @@ def _reduction(neutral: Neutral) -> Rule:
 
 def _running(neutral: Neutral) -> Rule:
     def accumulate(e: Equation) -> Tensor:
-        # Forwards, a position depends on those before it, which all count.
+        # Forwards, a true position depends on true positions only.
         axes = [e.params["axis"]] if e.params["reverse"] else []
         return e.bind(e.filled(0, axes, neutral(e.operands[0].dtype)))
 
@@ -79,9 +79,9 @@ for _names, _neutral in (
 @rule("sort")
 def _sort(e: Equation) -> list[Tensor]:
     axis = e.params["dimension"]
-    if not varies(e.shapes[0][axis]):
+    if not is_dynamic(e.shapes[0][axis]):
         return e.bind(*e.operands)  # type: ignore[no-any-return]
-    # What does not count goes last, whatever it is: it differs in a key before all others.
+    # An additional first key sorts the padding last, whatever its values.
     beyond = jnp.logical_not(e.bucket.valid(e.shapes[0], [axis])).astype(jnp.int32)
     beyond = jnp.broadcast_to(beyond, e.operands[0].shape)
     keys = e.params["num_keys"] + 1
@@ -92,6 +92,6 @@ def _sort(e: Equation) -> list[Tensor]:
 def _top_k(e: Equation) -> list[Tensor]:
     axis = e.params.get("axis", len(e.shapes[0]) - 1)
     k = e.params["k"]
-    if varies(k):
-        raise e.refuse("with a number that varies has no rule")
+    if is_dynamic(k):
+        raise e.refuse("with a dynamic `k` has no rule")
     return e.bind(e.filled(0, [axis], lowest(e.operands[0].dtype)))  # type: ignore[no-any-return]

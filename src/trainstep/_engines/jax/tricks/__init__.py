@@ -1,9 +1,9 @@
-"""JAX's switchboard: the plain way to do a thing, or the trick that does it faster.
+"""JAX's switchboard: calls a trick, or its fallback.
 
-The engine asks here and nowhere else, so each trick can be turned off (`shared/switches.py`) or
-deleted alone. A recorded step, its variables or its arguments enter; the same leave, arranged so
-that XLA or JAX handles them faster. A trick may import `jax`, private parts included, and what the
-engine may; nothing but this file imports a trick.
+The engine reaches tricks only through this file, so each can be turned off (`shared/switches.py`)
+or deleted alone. A recorded step, its variables or its arguments enter; equivalent ones leave,
+which XLA or JAX handles faster. A trick may import `jax`, private parts included, and whatever the
+engine may import; only this file imports tricks.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from trainstep._engines.shared.switches import is_on
 
 
 def rewritten(closed: Any) -> Any:
-    """A jaxpr of the same numbers that XLA runs faster on a CPU."""
+    """Returns an equivalent jaxpr that XLA runs faster on a CPU."""
     return rewrites.rewritten(closed) if is_on("rewrites") else closed
 
 
 def compile_lowered(lowered: Any, closed: Any) -> Any:
-    """Compiles a step, given as lowered and as a jaxpr."""
+    """Compiles a step, given lowered and as a jaxpr."""
     if is_on("cpu_libraries"):
         return cpu_libraries.compile_lowered(lowered, closed)
     return lowered.compile()
 
 
 def may_donate() -> bool:
-    """Whether programs may update variables in place."""
+    """Whether programs may update variables in place, by donation."""
     return is_on("donation")
 
 
 def atomic_call(compiled: Any) -> Callable[..., Any] | None:
-    """Calls a compiled program without running Python, so that no signal falls in between."""
+    """Returns an entry to a compiled program that runs no Python, so no signal interrupts it."""
     return donation.atomic_call(compiled) if is_on("donation") else None
 
 
 def inputs(arguments: Sequence[Any], is_numpy: Sequence[bool]) -> Any:
-    """How the arguments of a call become inputs of a program; see `PlainInputs`."""
+    """Returns the converter of arguments to inputs of a program; see `PlainInputs`."""
     if is_on("input_buffers"):
         return input_buffers.InputBuffers(arguments, is_numpy)
     return PlainInputs(arguments)
 
 
 def row_taker(array: Any) -> Taker:
-    """A function that copies the rows of an array at the given places."""
+    """Returns a function that copies the rows of an array at the given places."""
     plain = type(array) is np.ndarray and not array.dtype.hasobject
     if plain and is_on("row_buffers"):
         return row_buffers.RowTaker(array)
@@ -65,23 +65,23 @@ def row_taker(array: Any) -> Taker:
 
 
 def pack(variables: Iterable[Variable], kinds: Mapping[int, str]) -> None:
-    """Lets small variables share an array; `kinds` names those that may, by id."""
+    """Packs small variables into shared arrays; `kinds` has those that may be packed, by id."""
     if is_on("packed_variables"):
         packed_variables.pack(variables, kinds)
 
 
 def unpack(variables: Iterable[Variable]) -> None:
-    """Gives variables arrays of their own again."""
+    """Gives packed variables their own arrays again."""
     packed_variables.unpack(variables)
 
 
 def pack_of(variable: Variable) -> Pack | None:
-    """The pack that holds a variable, if any."""
+    """Returns the pack that stores a variable, if any."""
     return packed_variables.pack_of(variable)
 
 
 def assign(variables: Sequence[Variable], values: Sequence[Any]) -> None:
-    """Gives variables values, those of a pack together."""
+    """Assigns values to variables, with one write per pack."""
     if is_on("packed_variables"):
         packed_variables.assign(variables, values)
     else:

@@ -1,9 +1,11 @@
-"""Trick: which of its libraries XLA uses for the products and convolutions of a step, on a CPU.
+"""Trick: chooses the library that XLA uses for the products and convolutions of a step on a CPU.
 
-In JAX 0.10 both go to YNNPACK, if XLA is not told otherwise. That is quick at products in loops, of
-many axes and of large matrices, but takes up to three times as long as XLA's own way for
-convolutions, and a tenth longer for the small products of a dense layer. XLA is told for a program
-as a whole: convolutions always stay with XLA, products if all of them are small and plain.
+JAX 0.10 uses YNNPACK for both by default. YNNPACK is fast for products in loops, with many axes or
+of large matrices. Against XLA's own kernels it takes up to three times as long for convolutions,
+and a tenth longer for the small products of a dense layer. The option holds for a whole program:
+convolutions always use XLA's kernels, products only if all of them are small and plain.
+
+It does not apply on other devices, or if the user has set the option in `XLA_FLAGS`.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ _LOOPS = frozenset(["scan", "while"])
 
 
 def compile_lowered(lowered: Any, closed: Any) -> Any:
-    """Compiles a step, given as lowered and as a jaxpr, with the libraries that suit it."""
+    """Compiles a step, given lowered and as a jaxpr, with the libraries that suit it."""
     options = _options(closed)
-    # Who says something of libraries, knows why.
+    # The user's own setting takes precedence.
     if not options or jax.default_backend() != "cpu" or _OPTION in os.environ.get("XLA_FLAGS", ""):
         return lowered.compile()
     try:
@@ -39,12 +41,12 @@ def compile_lowered(lowered: Any, closed: Any) -> Any:
     except jax.errors.JaxRuntimeError as error:
         if _OPTION not in str(error):
             raise
-        _log.debug("XLA chooses the libraries of a step by itself: %s", error)
+        _log.debug("XLA does not support the choice of libraries for a step: %s", error)
         return lowered.compile()
 
 
 def _options(closed: Any) -> dict[str, str]:
-    """What to tell XLA, if anything."""
+    """Returns the compiler options, if any."""
     kinds = set(_kinds(closed.jaxpr, in_loop=False))
     if "plain" in kinds and "other" not in kinds:
         return {_OPTION: _SUMS}
@@ -52,7 +54,7 @@ def _options(closed: Any) -> dict[str, str]:
 
 
 def _kinds(jaxpr: Any, in_loop: bool) -> Iterable[str]:
-    """The kind of each product and convolution."""
+    """Yields the kind of each product and convolution."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name == "conv_general_dilated":
@@ -66,7 +68,7 @@ def _kinds(jaxpr: Any, in_loop: bool) -> Iterable[str]:
 
 
 def _product_work(eqn: Any) -> float:
-    """The multiplications and additions of a product."""
+    """Returns the number of multiplications and additions of a product."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     shape = eqn.invars[0].aval.shape
     sums = math.prod(eqn.outvars[0].aval.shape)

@@ -1,10 +1,11 @@
-"""Trick: calls of a program in one piece, which lets it update variables in place.
+"""Trick: calls a program by its C++ entry, so that it can update variables in place.
 
-A program that updates its variables in place takes their arrays: until the new ones are stored, the
-variables hold nothing. JAX's own way to call a compiled program has a Python frame around its entry
-in C++, and Ctrl-C could fall in there. The entry alone is one call in C.
+Donation deletes the variables' arrays: until the new ones are stored, the variables have no value.
+JAX calls a compiled program through a Python frame, where Ctrl-C could interrupt. Its C++ entry is
+one call in C, which cannot be interrupted. The gain: no copy of the variables in each step.
 
-Off, or with a JAX that has no such entry: `FastExecutable` calls the program in Python, on copies.
+It does not apply to a JAX without such an entry: `FastExecutable` then runs the program in Python,
+on copies.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 
 def atomic_call(compiled: Any) -> Callable[..., Any] | None:
-    """A compiled program's entry in C++, or None where there is none."""
+    """Returns a compiled program's C++ entry, or None if it has none."""
     try:
         found: Callable[..., Any] | None = compiled._executable.create_cpp_call(compiled._params)
     except AttributeError:

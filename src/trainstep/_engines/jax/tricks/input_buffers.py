@@ -1,11 +1,15 @@
-"""JAX: the arguments of a call on their way to a program.
+"""Trick: copies NumPy arguments into reused, aligned memory; small ones share an input.
 
-    NumPy arrays --copied--> memory of ours --taken as it is--> inputs of the program, cut there
+    NumPy arrays --copied--> our memory --used without a copy--> inputs of the program, split there
 
-JAX reads NumPy memory later, while the caller may be filling the next batch into it: in place if
-it is aligned; if it is large, even the copy is made on another thread. So it gets a copy of ours,
-in memory that is aligned, and used again once JAX has let go of it. Each array that JAX is handed
-costs several microseconds, however small; so small ones share a piece of memory, and are one input.
+JAX reads NumPy memory asynchronously, while the caller may write the next batch into it: in place
+if it is aligned, and from another thread if it is large. So JAX gets a copy of ours. The copy goes
+to aligned memory, which JAX does not copy again, and which is reused once JAX has released it: new
+memory costs more than the copy. Each array passed to JAX costs several microseconds, however small;
+so small arrays share one block of memory, and become one input.
+
+It does not apply to JAX arrays, which are passed as they are, nor to inputs above 4 MB, which get
+new memory.
 """
 
 from __future__ import annotations
@@ -24,71 +28,72 @@ from jax import lax
 
 from trainstep._common.codegen import Source
 from trainstep._engines.contract import Tensor
-from trainstep._engines.jax.refcounts import PIECE, refcount
-from trainstep._engines.jax.tricks.row_buffers import is_lent
+from trainstep._engines.jax.refcounts import BLOCK, refcount
+from trainstep._engines.jax.tricks.row_buffers import is_row_buffer
 from trainstep._engines.shared.padding import aligned, own
 
-_SMALL = 8192  # numbers: to cut a larger array out of others takes longer than to hand it over
-_WORD = 4  # bytes of a number of those that share an input
-# JAX lets 32 calls wait, each with its inputs, and new memory costs more than the copy to it.
-# So there are pieces for all of them, unless that takes too many bytes: where a batch is so large,
-# its step takes long, and new memory little of it.
-_PIECES = 34
-_FEW = 4
-_KEPT = 1 << 23  # bytes of an input's pieces, if they are more than a few
-_LARGE = 1 << 22  # bytes: of larger inputs, none are kept
+_SMALL = 8192  # elements; to split off a larger array takes longer than to pass it by itself
+_WORD = 4  # bytes per element of arrays that share an input
+# JAX queues up to 32 calls, each with its inputs. There is a block for each of them, unless that
+# takes too many bytes: the step of such a large batch takes so long that new memory costs little.
+_MAX_BLOCKS = 34
+_MIN_BLOCKS = 4
+_MAX_BYTES = 1 << 23  # bytes of all blocks of an input, beyond the fewest blocks
+_LARGE = 1 << 22  # bytes; larger inputs reuse no memory
 
 
 class InputBuffers:
-    """How the arguments of a call become the inputs of a program.
+    """Turns the arguments of a call into the inputs of a program.
 
     Args:
         arguments: The arguments, with shapes and dtypes.
-        of_numpy: Which of them come from NumPy. (): not known, and none shares an input.
+        is_numpy: Which of them are NumPy arrays. (): unknown, so none shares an input.
 
     Attributes:
         inputs: The inputs, with shapes and dtypes.
     """
 
-    def __init__(self, arguments: Sequence[Any], of_numpy: Sequence[bool]) -> None:
+    def __init__(self, arguments: Sequence[Any], is_numpy: Sequence[bool]) -> None:
         self._count = len(arguments)
         groups: dict[int, list[int]] = {}
-        shared = [p for p, is_numpy in enumerate(of_numpy) if is_numpy and _shares(arguments[p])]
+        shared = [p for p, numpy in enumerate(is_numpy) if numpy and _shares(arguments[p])]
         for place in range(len(arguments)):
             groups.setdefault(shared[0] if place in shared else place, []).append(place)
-        self._feeds = [Feed(places, [arguments[p] for p in places]) for places in groups.values()]
-        self.inputs = [feed.input for feed in self._feeds]
+        self._buffers = [
+            InputBuffer(places, [arguments[p] for p in places]) for places in groups.values()
+        ]
+        self.inputs = [buffer.input for buffer in self._buffers]
 
-    def around(self, fun: Callable[..., Any], state: int) -> Callable[..., Any]:
-        """A function of so much state and the inputs, of one of the state and the arguments."""
+    def wrap(self, fun: Callable[..., Any], state: int) -> Callable[..., Any]:
+        """Returns `fun`, of `state` arrays and the arguments, as a function of the inputs."""
 
-        def fed(*operands: Tensor) -> Any:
+        def of_inputs(*operands: Tensor) -> Any:
             arguments: list[Any] = [None] * self._count
-            for feed, value in zip(self._feeds, operands[state:], strict=True):
-                for place, argument in zip(feed.places, feed.cut(value), strict=True):
+            for buffer, value in zip(self._buffers, operands[state:], strict=True):
+                for place, argument in zip(buffer.places, buffer.cut(value), strict=True):
                     arguments[place] = argument
             return fun(*operands[:state], *arguments)
 
-        return fed
+        return of_inputs
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
-        """The inputs, of the arguments of a call."""
-        return [feed([leaves[place] for place in feed.places]) for feed in self._feeds]
+        """Returns the inputs for the arguments of a call."""
+        return [buffer([leaves[place] for place in buffer.places]) for buffer in self._buffers]
 
     def source(self, arrays: Mapping[str, Any]) -> tuple[Source, list[str]]:
-        """Statements that prepare the inputs, of arguments like these; and their expressions."""
+        """Returns statements that prepare the inputs for such arguments, and their expressions."""
         text, names, inputs = "", dict[str, Any](), list[str]()
-        for index, feed in enumerate(self._feeds):
-            members = dict(list(arrays.items())[place] for place in feed.places)
-            prepared, given = feed.source(f"fed{index}", members)
+        for index, buffer in enumerate(self._buffers):
+            members = dict(list(arrays.items())[place] for place in buffer.places)
+            prepared, given = buffer.source(f"fed{index}", members)
             text += prepared.text
             names.update(prepared.names)
             inputs.append(given)
         return Source(text, names), inputs
 
-    def taken(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """The expressions of the inputs, of those of arguments that share none."""
-        assert len(self._feeds) == len(arguments)
+    def expressions(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Returns the expressions of the inputs, given those of arguments that share no input."""
+        assert len(self._buffers) == len(arguments)
         return list(arguments), {}
 
 
@@ -99,19 +104,19 @@ def _shares(argument: Any) -> bool:
 
 
 def _depth(size: int) -> int:
-    """How many pieces of memory to keep for an input of so many bytes."""
-    return max(_FEW, min(_PIECES, _KEPT // size)) if 0 < size <= _LARGE else 0
+    """Returns how many blocks of memory to keep for an input of `size` bytes."""
+    return max(_MIN_BLOCKS, min(_MAX_BLOCKS, _MAX_BYTES // size)) if 0 < size <= _LARGE else 0
 
 
-class Feed:
-    """One input of a program, and the arguments that it is made of.
+class InputBuffer:
+    """One input of a program, and the arguments that share it.
 
     Args:
-        places: Which arguments those are.
-        arguments: Those, with shapes and dtypes.
+        places: The places of these arguments in a call.
+        arguments: The arguments, with shapes and dtypes.
 
     Attributes:
-        input: Its shape and dtype.
+        input: The shape and dtype of the input.
     """
 
     def __init__(self, places: Sequence[int], arguments: Sequence[Any]) -> None:
@@ -123,16 +128,16 @@ class Feed:
         self.input = jax.ShapeDtypeStruct(shape, dtype)
         size = self._ends[-1] * dtype.itemsize
         self._depth = _depth(size)
-        # Memory, and the parts of it that the arguments go to; the first was used longest ago.
-        self._pieces: deque[tuple[Any, ...]] = deque()
-        self._alone = PIECE + len(arguments)  # references to memory that only its piece holds
+        # Blocks of memory, with a view for each argument; the least recently used comes first.
+        self._blocks: deque[tuple[Any, ...]] = deque()
+        self._unshared_count = BLOCK + len(arguments)  # references to a block without other owners
 
     @property
     def _is_shared(self) -> bool:
         return len(self.places) > 1
 
     def cut(self, value: Tensor) -> list[Tensor]:
-        """The arguments, inside a program."""
+        """Splits the input into the arguments, inside a program."""
         if not self._is_shared:
             return [value]
         parts = zip([0, *self._ends], self._ends, self._arguments, strict=False)
@@ -142,77 +147,81 @@ class Feed:
         ]
 
     def __call__(self, given: Sequence[Any]) -> Any:
-        """The input, of its arguments."""
-        if not self._lands(given):
-            return self._otherwise(*given)
-        if not self._pieces:
-            self._more()
-        self._pieces.rotate(-1)
-        whole, *parts = self._pieces[-1]
-        if refcount(whole) > self._alone:
-            whole, *parts = self._more()
+        """Returns the input for its arguments."""
+        if not self._is_reusable(given):
+            return self._copied(*given)
+        if not self._blocks:
+            self._new_block()
+        self._blocks.rotate(-1)
+        whole, *parts = self._blocks[-1]
+        if refcount(whole) > self._unshared_count:
+            whole, *parts = self._new_block()
         for part, x in zip(parts, given, strict=True):
             part[...] = x
         return whole
 
     def source(self, name: str, arrays: Mapping[str, Any]) -> tuple[Source, str]:
-        """Statements that prepare the input, and its expression, for arguments like these."""
+        """Returns statements that prepare the input for such arguments, and its expression."""
         (first, *_), given = arrays, list(arrays.values())
         if not self._is_shared and type(given[0]) is not np.ndarray:
             return Source(""), first
-        if not self._lands(given):
-            return Source("", {f"{name}_of": self._otherwise}), f"{name}_of({', '.join(arrays)})"
-        if not self._pieces:
-            self._more()
+        if not self._is_reusable(given):
+            return Source("", {f"{name}_of": self._copied}), f"{name}_of({', '.join(arrays)})"
+        if not self._blocks:
+            self._new_block()
         parts = [f"{name}_{place}" for place in range(len(arrays))]
         filled = [f"{part}[...] = {array}\n" for part, array in zip(parts, arrays, strict=True)]
-        text = _FREE.format(name=name, parts=", ".join(parts), alone=self._alone) + "".join(filled)
+        text = _CLAIM.format(
+            name=name, parts=", ".join(parts), unshared=self._unshared_count
+        ) + "".join(filled)
         if not self._is_shared:
-            text = _LENT.format(name=name, array=first, copied=textwrap.indent(text, "    "))
-        pieces = self._pieces
-        names = {f"{name}_pieces": pieces, f"{name}_turn": pieces.rotate, "refcount": refcount}
-        return Source(text, {**names, f"{name}_more": self._more, "is_lent": is_lent}), name
+            text = _ROW_BUFFER.format(name=name, array=first, copied=textwrap.indent(text, "    "))
+        blocks = self._blocks
+        names = {f"{name}_blocks": blocks, f"{name}_rotate": blocks.rotate, "refcount": refcount}
+        return Source(
+            text, {**names, f"{name}_new_block": self._new_block, "is_row_buffer": is_row_buffer}
+        ), name
 
-    def _lands(self, given: Sequence[Any]) -> bool:
-        """Whether such arguments go to memory that is used again."""
+    def _is_reusable(self, given: Sequence[Any]) -> bool:
+        """Whether such arguments are copied to reused memory."""
         return self._depth > 0 and all(type(x) is np.ndarray for x in given)
 
-    def _otherwise(self, *given: Any) -> Any:
-        """The input, of arguments that are large, or some of which are on the device."""
-        copies = [own(x) if type(x) is np.ndarray and not is_lent(x) else x for x in given]
+    def _copied(self, *given: Any) -> Any:
+        """Returns the input for arguments that are large, or partly on the device."""
+        copies = [own(x) if type(x) is np.ndarray and not is_row_buffer(x) else x for x in given]
         return _joined(self.input.dtype, *copies) if self._is_shared else copies[0]
 
-    def _more(self) -> tuple[Any, ...]:
-        """A new piece of memory."""
+    def _new_block(self) -> tuple[Any, ...]:
+        """Allocates a block of memory, and keeps it if there is room."""
         whole = aligned(self.input.shape, self.input.dtype)
         starts = zip([0, *self._ends], self._ends, self._arguments, strict=False)
         flat = whole.reshape(-1)
         parts = (flat[start:end].view(x.dtype).reshape(x.shape) for start, end, x in starts)
-        piece = (whole, *parts)
-        if len(self._pieces) < self._depth:
-            self._pieces.append(piece)
-        return piece
+        block = (whole, *parts)
+        if len(self._blocks) < self._depth:
+            self._blocks.append(block)
+        return block
 
 
-# A signal's handler may run the step anew in the middle of this: between any two calls. What it
-# finds in a name of ours is held, and so not free.
-_FREE = """{name}_turn(-1)
-{name}, {parts} = {name}_pieces[-1]
-if refcount({name}) > {alone}:
-    {name}, {parts} = {name}_more()
+# A signal handler may run the step again between any two calls here. A block that is already bound
+# to our name has a second reference, so the handler does not reuse it.
+_CLAIM = """{name}_rotate(-1)
+{name}, {parts} = {name}_blocks[-1]
+if refcount({name}) > {unshared}:
+    {name}, {parts} = {name}_new_block()
 """
-# What was fetched for this batch alone is no other's: a view of fetched rows. An array that is
-# no view needs no closer look.
-_LENT = """if {array}.base is not None and is_lent({array}):
+# A view of a row buffer holds rows that were copied for this batch alone, so it needs no copy. Only
+# a view can be one: the cheap test comes first.
+_ROW_BUFFER = """if {array}.base is not None and is_row_buffer({array}):
     {name} = {array}
 else:
 {copied}"""
 
 
-def _together(dtype: Any, *arrays: Tensor) -> Tensor:
-    """Arguments in one array."""
+def _concatenate(dtype: Any, *arrays: Tensor) -> Tensor:
+    """Concatenates arguments into one array."""
     flat = [jnp.ravel(lax.bitcast_convert_type(x, dtype)) for x in arrays]
     return jnp.concatenate(flat)
 
 
-_joined = jax.jit(_together, static_argnums=0)
+_joined = jax.jit(_concatenate, static_argnums=0)

@@ -1,16 +1,17 @@
-"""JAX: small variables that nobody looks at, which share an array.
+"""Trick: stores small variables in one packed array.
 
-    momentums, velocities, ... --pack--> one input of the program, cut where a step reads
-                                         one output, put together of what it wrote
+    momentums, velocities, ... --pack--> one input of the program, sliced where the step reads
+                                         one output, concatenated from the values it writes
 
-A call of a compiled program costs more than a microsecond for each array that goes in and comes
-out, however small. A network of many layers has two small slots of its optimizer for every bias,
-and a Trainer has two numbers for every metric. So what is small, written by a step, and hardly
-looked at by anybody else is packed. Who does look gets a copy of a part, and who assigns a value
-changes a part: a packed variable is of a class of its own, whose `_value` does that.
+A call of a compiled program costs more than a microsecond for each input and output array, however
+small. A deep network has two small optimizer slots for every bias, and a Trainer has two scalars
+for every metric. So small variables that a step writes, and that other code rarely reads, are
+packed. Reading a packed variable copies its slice; assigning writes it: packed variables have a
+subclass with its own `_value`.
 
-How a variable is held is chosen when the first program that touches it is built (`_jax_held`), and
-all later ones keep to it. Only laying a model out over devices takes a pack apart, for good.
+The first program that uses a variable decides whether it is packed, and all later programs follow.
+It does not apply to trainable or large variables, to those on several devices, or of other dtypes
+than 32 bits and bool. A layout over several devices dissolves packs for good.
 """
 
 from __future__ import annotations
@@ -33,43 +34,43 @@ from trainstep._common.side_table import SideTable
 from trainstep._engines.contract import Tensor, Variable
 from trainstep._state.locks import moving
 
-_LARGEST = 1024  # numbers: to copy more takes longer than an array of its own
-_LEAST = 128  # numbers in a pack; see `Pack.joined`
-_ROOM = 65536  # numbers in a pack: assigning to one variable copies all of them
+_LARGEST = 1024  # elements of a packed variable; copying more costs more than a separate array
+_LEAST = 128  # elements of a pack; see `Pack.updated`
+_MOST = 65536  # elements of a pack: assigning to one variable copies the whole pack
 
 
-_BITS = np.dtype(np.uint32)  # of a pack: whatever numbers they mean, they move about unchanged
+_BITS = np.dtype(np.uint32)  # the dtype of a pack: bits are moved, never converted
 _DTYPES = frozenset(map(np.dtype, (np.float32, np.int32, np.uint32, np.bool_)))
 
 
 class Part(NamedTuple):
-    """Where in a pack a variable is, and what its bits mean."""
+    """The slice of a variable in a pack, with its shape and dtype."""
 
     variable: weakref.ref[Any]
     where: slice
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def cut(self, array: Tensor) -> Tensor:
-        """Its value, inside a program."""
+    def extract(self, array: Tensor) -> Tensor:
+        """Returns the value of the variable, inside a program."""
         bits = lax.slice(array, (self.where.start,), (self.where.stop,))
         value = bits != 0 if self.dtype == np.bool_ else lax.bitcast_convert_type(bits, self.dtype)
         return lax.reshape(value, self.shape)
 
     def bits(self, value: Tensor) -> Tensor:
-        """The part of an array for its value, inside a program."""
+        """Returns a value as elements of the pack, inside a program."""
         if self.dtype == np.bool_:
             return lax.convert_element_type(value, _BITS)
         return lax.bitcast_convert_type(value, _BITS)
 
     def read(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """A copy of its value, on the host."""
+        """Returns a copy of the value of the variable, on the host."""
         bits = array[self.where]
         value = bits != 0 if self.dtype == np.bool_ else bits.view(self.dtype)
         return np.array(value).reshape(self.shape)
 
     def write(self, array: np.ndarray[Any, Any], value: Any) -> None:
-        """Puts its value into an array on the host."""
+        """Writes the value of the variable into an array on the host."""
         array[self.where] = _bits_of(np.asarray(value, self.dtype))
 
 
@@ -81,25 +82,25 @@ def _bits_of(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 class Pack:
     """One array with the values of several variables.
 
-    Programs take it for a variable: it keeps its array where they do.
+    Like a variable, it stores its array in `_value`, so programs treat both alike.
 
     Attributes:
-        parts: Those of the variables, by id.
-        is_whole: False once it was taken apart.
-        lock: Held while a program takes the array, gives it away and puts another in its place. It
-            computes afterwards: so a function on the host that it calls may look at a variable.
-            Packs that are made together share it, since a program takes most of them together.
+        parts: The parts of the variables, by id.
+        is_active: False once it has been dissolved.
+        lock: Held while a program reads, donates and replaces the array. The program computes
+            asynchronously, after the lock is released, so a host call may read a variable. Packs
+            that are made together share a lock, since a program mostly uses them together.
     """
 
     def __init__(self, variables: Sequence[Variable], lock: Any) -> None:
-        self._taken = [v._value for v in variables]  # what was read, until it is put together
-        values = [np.asarray(x) for x in self._taken]
+        self._captured = [v._value for v in variables]  # to detect assignments until `install`
+        values = [np.asarray(x) for x in self._captured]
         (self._device,) = variables[0]._value.devices()
         self._sharding = SingleDeviceSharding(self._device)
         rest = np.zeros(max(0, _LEAST - sum(x.size for x in values)), _BITS)
         self._value = self._array(np.concatenate([*map(_bits_of, values), rest]))
         self.parts: dict[int, Part] = {}
-        self.is_whole = True
+        self.is_active = True
         self.lock = lock
         start = 0
         for variable, x in zip(variables, values, strict=True):
@@ -108,12 +109,12 @@ class Pack:
             start += x.size
 
     def read(self, variable: Variable) -> Tensor:
-        """The value of a variable, as an array of its own."""
+        """Returns a copy of the value of a variable."""
         with self.lock:
             return self._array(self.parts[id(variable)].read(np.asarray(self._value)))
 
     def write(self, new: Sequence[tuple[Variable, Any]]) -> None:
-        """Gives some of the variables values."""
+        """Assigns values to some of the variables."""
         with self.lock:
             numbers = np.array(self._value)
             for variable, value in new:
@@ -121,54 +122,54 @@ class Pack:
             self._value = self._array(numbers)
 
     def members(self) -> list[Variable]:
-        """The variables that it holds, of those that there still are."""
+        """Returns its variables that still exist."""
         found = (part.variable() for part in self.parts.values())
-        return [v for v in found if v is not None and _held.get(v) is self]
+        return [v for v in found if v is not None and _pack_of_variable.get(v) is self]
 
-    def put_together(self) -> None:
-        """Makes this the place of the variables' values."""
-        # In an order that may be broken off at any point.
-        for part, taken in zip(self.parts.values(), self._taken, strict=True):
+    def install(self) -> None:
+        """Moves the variables' values into this pack."""
+        # In an order that an exception may interrupt at any point.
+        for part, captured in zip(self.parts.values(), self._captured, strict=True):
             variable = part.variable()
             assert variable is not None
             variable.__class__ = _Packed
-            _held.set(variable, self)
+            _pack_of_variable.set(variable, self)
             last = variable.__dict__.pop("_value")
-            if last is not taken:  # another thread has assigned it meanwhile
+            if last is not captured:  # another thread has assigned it since
                 self.write([(variable, last)])
-        self._taken.clear()
+        self._captured.clear()
 
-    def take_apart(self) -> None:
-        """Gives every variable an array of its own; no program may be using them."""
+    def dissolve(self) -> None:
+        """Gives every variable its own array again; no program may be running on them."""
         members = self.members()
-        for variable in members:  # nobody looks there yet
+        for variable in members:  # not read before the class changes below
             variable.__dict__["_value"] = self.read(variable)
-        self.is_whole = False
+        self.is_active = False
         for variable in members:
-            _held.set(variable, _ALONE)
+            _pack_of_variable.set(variable, _UNPACKED)
             variable.__class__ = keras.Variable
 
-    def joined(self, array: Tensor, new: dict[int, Tensor]) -> Tensor:
-        """The array with new values of some of the variables, by id, inside a program."""
+    def updated(self, array: Tensor, new: dict[int, Tensor]) -> Tensor:
+        """Returns the array with new values of some variables, by id, inside a program."""
         values = (
-            # The id of a variable that is gone may be another one's.
+            # The id of a deleted variable may belong to another one now.
             part.bits(new[key])
             if key in new and part.variable() is not None
             else lax.slice(array, (part.where.start,), (part.where.stop,))
             for key, part in self.parts.items()
         )
-        # As rows: XLA computes vectors again in the loop that joins them, and there rounds
-        # otherwise, depending on what else is joined. What a step computes must not hang on that.
+        # As rows: XLA fuses the computation of vectors into the loop that concatenates them, where
+        # rounding depends on the other parts. The results of a step must not depend on packing.
         rows = [lax.reshape(value, (1, value.size)) for value in values]
         rows.append(lax.full((1, array.size - sum(row.size for row in rows)), 0, array.dtype))
         return lax.reshape(lax.concatenate([row for row in rows if row.size], 1), array.shape)
 
     def merged(self, old: Tensor, array: Tensor, written: AbstractSet[int]) -> Tensor:
-        """What a program made of its array, with what was assigned to variables meanwhile.
+        """Returns the result of a program, merged with assignments made while it ran.
 
         Args:
-            old: The array that the program took.
-            array: The one that it gave.
+            old: The input array of the program.
+            array: Its output array.
             written: The ids of the variables that it wrote.
         """
         if self._value is old:
@@ -180,41 +181,41 @@ class Pack:
         return self._array(numbers)
 
     def _array(self, numbers: np.ndarray[Any, Any]) -> Tensor:
-        # What `jnp.asarray` comes down to, which takes ten times as long on the way.
+        # The core of `jnp.asarray`, in a tenth of its time.
         aval = jax.core.ShapedArray(numbers.shape, numbers.dtype)
         return xla_client.batched_device_put(aval, self._sharding, [numbers], [self._device], False)
 
 
-_ALONE = object()
-_held: SideTable[Any] = SideTable()  # by which pack a variable is held, or that it is by none
-_choosing = threading.RLock()
+_UNPACKED = object()
+_pack_of_variable: SideTable[Any] = SideTable()  # the pack of a variable, or `_UNPACKED`
+_packing = threading.RLock()
 
 
 def pack(variables: Iterable[Variable], kinds: Mapping[int, str]) -> None:
-    """Chooses how variables are held, where that was not chosen yet.
+    """Decides which variables are packed, where that is undecided.
 
     Args:
         variables: The variables.
-        kinds: Of what kind those are that may be packed, by id; those of one kind go together.
+        kinds: By id, the kind of each variable that may be packed; a pack has one kind.
     """
     lock = threading.RLock()
-    with _choosing:
-        new = {id(v): v for v in variables if _held.get(v) is None}
+    with _packing:
+        new = {id(v): v for v in variables if _pack_of_variable.get(v) is None}
         for group in _groups([(v, kinds[key]) for key, v in new.items() if key in kinds]):
-            Pack(group, lock).put_together()
+            Pack(group, lock).install()
         for variable in new.values():
-            if _held.get(variable) is None:
-                _held.set(variable, _ALONE)
+            if _pack_of_variable.get(variable) is None:
+                _pack_of_variable.set(variable, _UNPACKED)
 
 
 def pack_of(variable: Variable) -> Pack | None:
-    """The pack that holds a variable, if any."""
-    pack = _held.get(variable)
-    return pack if isinstance(pack, Pack) and pack.is_whole else None
+    """Returns the pack that stores a variable, if any."""
+    pack = _pack_of_variable.get(variable)
+    return pack if isinstance(pack, Pack) and pack.is_active else None
 
 
 class _Packed(keras.Variable):  # type: ignore[misc]
-    """A variable whose value is part of a pack."""
+    """A variable whose value is stored in a pack."""
 
     @property
     def _value(self) -> Any:
@@ -226,11 +227,11 @@ class _Packed(keras.Variable):  # type: ignore[misc]
         pack = pack_of(self)
         if pack is None:
             self.__dict__["_value"] = value
-        elif value is not None:  # Keras's `fit` takes values away for a while, to save memory
+        elif value is not None:  # Keras's `fit` clears values temporarily, to save memory
             pack.write([(self, value)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy is a plain variable."""
+        """Pickles and copies as a plain variable."""
         return _plain, ({**vars(self), "_value": self._value},)
 
 
@@ -241,7 +242,7 @@ def _plain(state: dict[str, Any]) -> Variable:
 
 
 def assign(variables: Sequence[Variable], values: Sequence[Any]) -> None:
-    """Gives variables values, those of a pack at once."""
+    """Assigns values to variables, with one write per pack."""
     by_pack: dict[int, tuple[Pack, list[tuple[Variable, Any]]]] = {}
     for variable, value in zip(variables, values, strict=True):
         pack = pack_of(variable)
@@ -254,12 +255,12 @@ def assign(variables: Sequence[Variable], values: Sequence[Any]) -> None:
 
 
 def unpack(variables: Iterable[Variable]) -> None:
-    """Takes variables out of their packs, for good; the programs that use those do not fit then."""
+    """Dissolves the packs of variables for good; programs that use these packs no longer fit."""
     packs = {id(pack): pack for v in variables if (pack := pack_of(v)) is not None}
     with moving(v for pack in packs.values() for v in pack.members()):
         for pack in packs.values():
-            if pack.is_whole:  # no other thread has done so meanwhile
-                pack.take_apart()
+            if pack.is_active:  # not dissolved by another thread since
+                pack.dissolve()
 
 
 def _is_small(variable: Variable) -> bool:
@@ -275,7 +276,7 @@ def _is_small(variable: Variable) -> bool:
 
 
 def _groups(variables: Iterable[tuple[Variable, str]]) -> Iterator[list[Variable]]:
-    """Small variables of one kind on one device that have room in a pack; one alone needs none."""
+    """Groups small variables of one kind and device, up to the size of a pack; drops singles."""
     groups: dict[Any, list[list[Variable]]] = {}
     room: dict[Any, int] = {}
     for variable, kind in filter(lambda pair: _is_small(pair[0]), variables):
@@ -283,7 +284,7 @@ def _groups(variables: Iterable[tuple[Variable, str]]) -> Iterator[list[Variable
         size = math.prod(variable.shape)
         if room.get(key, 0) < size:
             groups.setdefault(key, []).append([])
-            room[key] = _ROOM
+            room[key] = _MOST
         groups[key][-1].append(variable)
         room[key] -= size
     return (group for found in groups.values() for group in found if len(group) > 1)

@@ -1,11 +1,14 @@
-"""JAX: equations of a recorded step, replaced by others that XLA runs faster on a CPU.
+"""Trick: replaces equations of a recorded step by others that XLA runs faster on a CPU.
 
-    jaxpr --each equation: a rule gives other equations, or leaves it--> jaxpr of the same numbers
+    jaxpr --each equation: a rule returns other equations, or keeps it--> equivalent jaxpr
 
-XLA's compiler for CPUs is good at some forms of an operation and bad at others, and what Keras and
-differentiation write is sometimes of the bad kind. A rule knows one such form. It gives the same
-numbers for all inputs, except that a sum may be taken in another order, and where it is not sure
-it leaves the equation alone.
+XLA's CPU compiler is fast for some forms of an operation and slow for others, and Keras and
+differentiation sometimes produce a slow one. A rule replaces one such form: gradients of max
+pooling, sums over axes of size 1, weight gradients over sequences. Results are the same for all
+inputs, up to the order of sums.
+
+It does not apply on other devices, nor where the conditions of a rule are not met: the equation
+stays.
 """
 
 from __future__ import annotations
@@ -23,31 +26,31 @@ from jax.extend import core as jex
 
 from trainstep._engines.contract import Tensor
 
-# Equations whose parameters hold jaxprs of plain equations. There are others, whose inside has
-# rules of its own (kernels, manual sharding).
+# Equations whose parameters hold jaxprs of plain equations. Inner jaxprs of others (kernels, manual
+# sharding) have different semantics.
 _CALLS = ("jit", "pjit", "closed_call", "remat2", "checkpoint")
 _OUTER = {*_CALLS, "scan", "while", "cond", "custom_jvp_call", "custom_vjp_call"}
-_LARGEST = 16  # elements of a window; the equations of a larger one are too many
+_LARGEST = 16  # elements of a window; a larger one would need too many equations
 
 Rule = Callable[[Any], Callable[..., Tensor] | None]
 
 
 def rewritten(closed: Any) -> Any:
-    """A closed jaxpr that computes the same, faster on a CPU."""
+    """Returns an equivalent closed jaxpr that is faster on a CPU."""
     return jex.ClosedJaxpr(_Rewriting().jaxpr(closed.jaxpr), closed.consts)
 
 
 class _Rewriting:
-    """One pass over a jaxpr and those inside it. What occurs often is rewritten once."""
+    """One pass over a jaxpr and its inner jaxprs. A jaxpr that occurs often is rewritten once."""
 
     def __init__(self) -> None:
         self._done: dict[int, Any] = {}
 
     def jaxpr(self, jaxpr: Any) -> Any:
-        """The jaxpr, or itself if nothing in it changes."""
+        """Returns the rewritten jaxpr; the jaxpr itself if nothing changes."""
         if id(jaxpr) not in self._done:
             before = jaxpr.eqns
-            after = [new for eqn in _turned(jaxpr) for new in self._equations(eqn)]
+            after = [new for eqn in _with_swapped_products(jaxpr) for new in self._equations(eqn)]
             same = len(after) == len(before) and all(map(_is, after, before))
             self._done[id(jaxpr)] = jaxpr if same else jaxpr.replace(eqns=after)
         return self._done[id(jaxpr)]
@@ -81,7 +84,7 @@ def _is(a: Any, b: Any) -> bool:
 
 
 def _spliced(eqn: Any, function: Callable[..., Tensor]) -> list[Any]:
-    """The equations of a function, between the inputs and the output of an equation."""
+    """Returns the equations of a function, connected to the inputs and output of an equation."""
     given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     jaxpr = jax.make_jaxpr(function)(*given).jaxpr
     (result,) = jaxpr.outvars
@@ -102,9 +105,9 @@ def _spliced(eqn: Any, function: Callable[..., Tensor]) -> list[Any]:
 
 
 # Max pooling ----------------------------------------------------------------------------------
-# XLA has no kernel for its gradient: it finds the place of each maximum with a reduction over four
-# arrays of indices, and scatters. That takes as long as the rest of a small convnet. Where windows
-# do not overlap, the corners of all windows are compared as whole arrays.
+# XLA has no kernel for its gradient: it locates each maximum by a reduction over four index arrays,
+# and scatters. That takes as long as the rest of a small convnet. Where windows do not overlap,
+# each position of all windows is one array, and these arrays are compared elementwise.
 
 
 def _pooling_gradient(eqn: Any) -> Callable[..., Tensor] | None:
@@ -116,14 +119,14 @@ def _pooling_gradient(eqn: Any) -> Callable[..., Tensor] | None:
         or not _is_plain(eqn)
     ):
         return None
-    return lambda slopes, x: _to_winners(slopes, x, window, params["select_prim"])
+    return lambda gradients, x: _to_selected(gradients, x, window, params["select_prim"])
 
 
-def _to_winners(slopes: Tensor, x: Tensor, window: Sequence[int], select: Any) -> Tensor:
-    """Sends the slope of each window to the element that was selected there."""
-    covered = [count * size for count, size in zip(slopes.shape, window, strict=True)]
+def _to_selected(gradients: Tensor, x: Tensor, window: Sequence[int], select: Any) -> Tensor:
+    """Routes the gradient of each window to its selected element."""
+    covered = [count * size for count, size in zip(gradients.shape, window, strict=True)]
     split = [
-        part for count, size in zip(slopes.shape, window, strict=True) for part in (count, size)
+        part for count, size in zip(gradients.shape, window, strict=True) for part in (count, size)
     ]
     blocks = lax.reshape(lax.slice(x, [0] * x.ndim, covered), split)
     inner = range(1, blocks.ndim, 2)  # the axes inside a window
@@ -133,14 +136,14 @@ def _to_winners(slopes: Tensor, x: Tensor, window: Sequence[int], select: Any) -
         for axis, index in zip(inner, place, strict=True):
             start[axis], stop[axis] = index, index + 1
         corners.append(lax.squeeze(lax.slice(blocks, start, stop), inner))
-    # As XLA goes over a window: the one it has stays if `select` says so, which no NaN does.
+    # In XLA's order over a window: the current element stays if `select` is true, as for no NaN.
     best, beaten = corners[0], []
     for corner in corners[1:]:
         better = lax.bitwise_not(select.bind(best, corner))
         beaten.append(better)
         best = lax.select(better, corner, best)
-    zeros = lax.full_like(slopes, 0)
-    rest, parts = slopes, []  # the slopes of the windows whose winner is not found yet
+    zeros = lax.full_like(gradients, 0)
+    rest, parts = gradients, []  # gradients of windows whose selected element is not found yet
     for better in reversed(beaten):
         parts.append(lax.select(better, rest, zeros))
         rest = lax.select(better, zeros, rest)
@@ -157,7 +160,7 @@ def _to_winners(slopes: Tensor, x: Tensor, window: Sequence[int], select: Any) -
 
 
 # Axes of size one -----------------------------------------------------------------------------
-# A sum of a product with something broadcast is ten times slower if there is an axis of size one,
+# A sum of a product with a broadcast operand is ten times slower if there is an axis of size one,
 # as in the softmax of JAX's attention.
 
 
@@ -180,19 +183,19 @@ def _sum_without_units(eqn: Any) -> Callable[..., Tensor] | None:
 
 
 def _is_plain(eqn: Any) -> bool:
-    """Whether an equation is in float32, where there is something to win, and not laid out."""
+    """Whether an equation has only float32 (other dtypes gain nothing) and no sharding."""
     types = {v.aval.dtype for v in (*eqn.invars, *eqn.outvars)}
     return types == {jnp.dtype("float32")} and eqn.params.get("out_sharding") is None
 
 
-# Products for weights -------------------------------------------------------------------------
-# The gradient of a kernel that was applied to sequences is recorded as a product that sums over
-# two axes, then turned round. XLA makes one product of both, with both operands the wrong way
-# for its fast kernel. Recorded as a product of the other order, it has only one to turn.
+# Weight gradients over sequences --------------------------------------------------------------
+# The gradient of a kernel that is applied to sequences is a product that contracts two axes, then a
+# transpose. XLA fuses both into one product whose operands must both be transposed for its fast
+# kernel. With swapped operands, only one of them must be.
 
 
-def _turned(jaxpr: Any) -> list[Any]:
-    """The equations, with each product that is turned round made in the other order."""
+def _with_swapped_products(jaxpr: Any) -> list[Any]:
+    """Returns the equations; transposed products become products with swapped operands."""
     uses = Counter(
         v
         for v in itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
@@ -201,33 +204,35 @@ def _turned(jaxpr: Any) -> list[Any]:
     products = {
         eqn.outvars[0]: eqn
         for eqn in jaxpr.eqns
-        if eqn.primitive is lax.dot_general_p and uses[eqn.outvars[0]] == 1 and _sums_over_two(eqn)
+        if eqn.primitive is lax.dot_general_p
+        and uses[eqn.outvars[0]] == 1
+        and _contracts_several(eqn)
     }
     replaced: dict[int, Any] = {}
     for eqn in jaxpr.eqns:
         product = products.get(eqn.invars[0]) if eqn.primitive is lax.transpose_p else None
-        if product is not None and _turns_round(eqn, product):
+        if product is not None and _swaps_operands(eqn, product):
             replaced[id(product)] = None
-            replaced[id(eqn)] = _in_other_order(product, eqn.outvars)
+            replaced[id(eqn)] = _swapped(product, eqn.outvars)
     equations = (replaced.get(id(eqn), eqn) for eqn in jaxpr.eqns)
     return [eqn for eqn in equations if eqn is not None]
 
 
-def _in_other_order(product: Any, outvars: Sequence[Any]) -> Any:
+def _swapped(product: Any, outvars: Sequence[Any]) -> Any:
     (left, right), batch = product.params["dimension_numbers"]
     params = {**product.params, "dimension_numbers": ((right, left), batch)}
     return product.replace(invars=product.invars[::-1], outvars=outvars, params=params)
 
 
-def _sums_over_two(eqn: Any) -> bool:
+def _contracts_several(eqn: Any) -> bool:
     (left, _), (batch, _) = eqn.params["dimension_numbers"]
     precision = eqn.params["precision"]
     one = precision is None or (isinstance(precision, tuple) and len(set(precision)) == 1)
     return len(left) > 1 and not batch and one and _is_plain(eqn)
 
 
-def _turns_round(eqn: Any, product: Any) -> bool:
-    """Whether all axes of the left operand come to stand behind those of the right one."""
+def _swaps_operands(eqn: Any, product: Any) -> bool:
+    """Whether a transpose moves all axes of the left operand behind those of the right one."""
     (left, _), _ = product.params["dimension_numbers"]
     first = product.invars[0].aval.ndim - len(left)
     total = product.outvars[0].aval.ndim

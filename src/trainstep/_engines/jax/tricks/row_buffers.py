@@ -1,9 +1,12 @@
-"""JAX: rows of arrays, fetched into memory that JAX takes as it is.
+"""Trick: copies rows into aligned memory that JAX uses without another copy.
 
-    array --rows from all over it--> memory of ours --cut into batches--> inputs of a program
+    array --rows in any order--> our memory --split into batches--> inputs of a program
 
-Nobody but a loop of ours has seen such memory, and nobody writes to it until all that was cut from
-it is gone, JAX's own references included. So its batches need no copy on their way to a program.
+Only our own loops see this memory, and it is written to only when no view of it exists, including
+JAX's references. So its batches need no copy on the way to a program, and shuffled data is copied
+once, not twice.
+
+It does not apply to arrays of Python objects, or to data that is not a NumPy array.
 """
 
 from __future__ import annotations
@@ -13,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from trainstep._engines.jax.refcounts import QUEUED, refcount
+from trainstep._engines.jax.refcounts import BUFFER, refcount
 from trainstep._engines.shared.padding import aligned
 
-_KEPT = 8  # pieces of memory to be used again; JAX lets several calls wait, each with its batch
+_MAX_BLOCKS = 8  # blocks of memory to reuse; JAX queues several calls, each with its batch
 
 
-class Lent(bytearray):
-    """Memory whose numbers stay as they are while anybody holds a part of it."""
+class RowBuffer(bytearray):
+    """Memory that is not modified while a view of it exists."""
 
 
 class RowTaker:
-    """Fetches rows of an array, some at a time.
+    """Copies rows of an array, several at a time.
 
     Args:
         array: The array.
@@ -32,28 +35,28 @@ class RowTaker:
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array = array
-        self._pieces: deque[Any] = deque()
+        self._blocks: deque[Any] = deque()
 
     def __call__(self, places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The rows at these places."""
+        """Returns copies of the rows at these places."""
         rows: np.ndarray[Any, Any] = self._free(len(places))[: len(places)]
-        self._array.take(places, 0, rows, "clip")  # which has no need of a copy of its own
+        self._array.take(places, 0, rows, "clip")  # "raise" would make `take` buffer its output
         return rows
 
     def _free(self, count: int) -> Any:
-        """Memory for so many rows that nobody holds."""
-        if self._pieces:
-            piece = self._pieces.popleft()
-            if len(piece) >= count:
-                self._pieces.append(piece)
-                if refcount(piece) == QUEUED:
-                    return piece
-        piece = aligned((count, *self._array.shape[1:]), self._array.dtype, Lent)
-        if len(self._pieces) < _KEPT:
-            self._pieces.append(piece)
-        return piece
+        """Returns memory for `count` rows that has no other owner."""
+        if self._blocks:
+            block = self._blocks.popleft()
+            if len(block) >= count:
+                self._blocks.append(block)
+                if refcount(block) == BUFFER:
+                    return block
+        block = aligned((count, *self._array.shape[1:]), self._array.dtype, RowBuffer)
+        if len(self._blocks) < _MAX_BLOCKS:
+            self._blocks.append(block)
+        return block
 
 
-def is_lent(x: np.ndarray[Any, Any]) -> bool:
-    """Whether an array is a part of rows that were fetched here."""
-    return type(getattr(x.base, "base", None)) is Lent
+def is_row_buffer(x: np.ndarray[Any, Any]) -> bool:
+    """Whether an array is a view of a row buffer."""
+    return type(getattr(x.base, "base", None)) is RowBuffer

@@ -1,9 +1,9 @@
-"""TensorFlow: a recorded step made into parts, each the rows of one device.
+"""TensorFlow: partitions a recorded step; each part computes the rows of one device.
 
-The graph is written anew, operation by operation, inside another function. Each value is whole, or
-cut along one axis: then every device of this process has a tensor of its own rows. An operation
-that treats rows one by one is written once for each device; a sum over rows becomes a sum of sums.
-What has no rule gets whole values, on the first device: right for every operation, if not cheap.
+The graph is rewritten, operation by operation, inside another function. Each value is whole, or cut
+along one axis: then every device of this process has a tensor of its own rows. An operation on
+single rows is emitted once for each device; a sum over rows becomes a sum of sums. An operation
+without a rule gets whole values, on the first device: correct for every operation, but slow.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class Rows(NamedTuple):
 
     @classmethod
     def shared(cls, total: Size, parts: int, own: range) -> Rows:
-        """As equal shares as there can be."""
+        """Splits the rows as evenly as possible."""
         return cls(total, [(total * k // parts, total * (k + 1) // parts) for k in own])
 
 
-class Unknown(Exception):
-    """The shape of a value is not known, so whole values are taken."""
+class UnknownShape(Exception):
+    """The shape of a value is unknown, so whole values are used."""
 
 
 class Value:
-    """What a tensor of the record has become.
+    """A tensor of the record, in the new graph.
 
     Attributes:
-        tensors: One; or one for each device, if it is cut or partial.
-        cut: How it is cut; None if it is not.
-        partial: Whether the sum over all devices is still to be made.
+        tensors: One tensor; or one for each device, if it is cut or partial.
+        cut: The cut; None if it is not cut.
+        partial: Whether the sum over all devices is still pending.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Value:
 
 
 class Partition:
-    """Goes through a record once, and writes the parts into the current graph.
+    """Emits the parts of a record into the current graph, in one pass.
 
     Args:
-        shapes: What is known of the record's tensors.
+        shapes: The shapes of the record's tensors.
         rows: The rows.
-        devices: The devices of this process, by name.
-        add_up: Makes the sums over all processes of tensors; None if there is one process.
+        devices: The names of the devices of this process.
+        add_up: Sums tensors over all processes; None if there is one process.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Partition:
         wanted: Sequence[Tensor],
         effects: Sequence[Any],
     ) -> tuple[list[Tensor], list[Any]]:
-        """Writes what is needed of a record.
+        """Emits the operations of a record that `wanted` and `effects` depend on.
 
         Args:
             graph: The record.
-            arguments: Those of the record, by name.
-            wanted: Tensors of it, which are made whole.
-            effects: Operations of it that have to run.
+            arguments: The arguments of the record, by name.
+            wanted: Tensors of the record; they are returned whole.
+            effects: Operations of the record that have to run.
 
         Returns:
-            The tensors, and the operations.
+            The wanted tensors, and the emitted effects.
         """
         from trainstep._engines.tensorflow.partition.rules import rule_of
 
@@ -102,10 +102,10 @@ class Partition:
         for op in _needed(graph, [*(tensor.op for tensor in wanted), *effects]):
             if op.type == "Placeholder":
                 continue
-            values = self._settled_axes(op)
+            values = self._constant_axes(op)
             given = [self._values[x.name] for x in op.inputs]
             if values is None and any(value.cut or value.partial for value in given):
-                with contextlib.suppress(Unknown):
+                with contextlib.suppress(UnknownShape):
                     values = rule_of(op.type)(self, op)
             if values is None:
                 made = self.emit(op, [self.whole(x) for x in op.inputs])
@@ -116,11 +116,11 @@ class Partition:
                 self._values[tensor.name] = value
         return [self.whole(tensor) for tensor in wanted], done
 
-    def _settled_axes(self, op: Any) -> list[Value] | None:
-        """The axes that a gradient is summed over, where they are the same for any size.
+    def _constant_axes(self, op: Any) -> list[Value] | None:
+        """Returns the axes that a gradient is summed over, if they are the same for all sizes.
 
-        With one row, TensorFlow would sum over the axis of the rows, too, which changes nothing
-        there, and much in a part that has no rows.
+        With one row, TensorFlow would also sum over the axis of the rows. That is harmless for the
+        whole batch, but wrong in a part without rows.
         """
         if op.type != "BroadcastGradientArgs":
             return None
@@ -129,29 +129,29 @@ class Partition:
             return None
         return [Value([tf.constant(each, op.outputs[0].dtype)]) for each in axes]
 
-    # What rules use ---------------------------------------------------------------------------
+    # Used by rules ----------------------------------------------------------------------------
 
     def cut_of(self, tensor: Tensor) -> Cut | None:
-        """How a value is cut, its sum being made."""
+        """Returns the cut of a value, after its pending sum."""
         return self.settled(tensor).cut
 
     def settled(self, tensor: Tensor) -> Value:
-        """A value whose sum has been made."""
+        """Returns a value after its pending sum."""
         value = self._values[tensor.name]
         self._settle(value)
         return value
 
     def unsettled(self, tensor: Tensor) -> Value:
-        """A value whose sum may still have to be made."""
+        """Returns a value whose sum may still be pending."""
         return self._values[tensor.name]
 
     def rank(self, tensor: Tensor) -> int | None:
-        """How many axes a tensor has."""
+        """Returns the number of axes of a tensor; None if unknown."""
         shape = self.shapes.shape(tensor)
         return None if shape is None else len(shape)
 
     def emit(self, op: Any, inputs: Sequence[Tensor], device: int = 0) -> Any:
-        """Writes an operation of the record, on other inputs."""
+        """Emits an operation of the record, with other inputs."""
         attributes = {k: v for k, v in op.node_def.attr.items() if k not in _PLACES}
         with tf.device(self.devices[device]):
             return self._graph._create_op_internal(
@@ -165,25 +165,27 @@ class Partition:
     def of_parts(
         self, op: Any, inputs: Callable[[int], Sequence[Tensor]], cuts: Sequence[Cut | None]
     ) -> list[Value] | None:
-        """Writes an operation once for each device.
+        """Emits an operation once for each device.
 
         Args:
             op: The operation.
-            inputs: Those of a device.
-            cuts: How each result is cut; None: it is to be added up.
+            inputs: Returns the inputs on a device.
+            cuts: The cut of each result; None: the results are to be summed.
         """
         for tensor, cut in zip(op.outputs, cuts, strict=True):
             if cut is not None and not self.shapes.is_cut(tensor, cut):
                 return None
         made = [self.emit(op, inputs(k), k).outputs for k in range(len(self.devices))]
         return [
-            Value(list(tensors), cut) if cut is not None else self.summed(self._of_any(tensors))
+            Value(list(tensors), cut)
+            if cut is not None
+            else self.summed(self._zero_if_empty(tensors))
             for tensors, cut in zip(zip(*made, strict=True), cuts, strict=True)
         ]
 
-    def _of_any(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        """Sums over rows, 0 where there are none: some kernels leave then what was in memory."""
-        if sums[0].op.type in _RIGHT_OF_NONE:
+    def _zero_if_empty(self, sums: Sequence[Tensor]) -> list[Tensor]:
+        """Makes sums over no rows zero: some kernels return uninitialized memory for them."""
+        if sums[0].op.type in _ZERO_IF_EMPTY:
             return list(sums)
         return [
             tf.where(tf.greater(stop, start), total, tf.zeros_like(total))
@@ -191,16 +193,16 @@ class Partition:
         ]
 
     def on_rows(self, op: Any, cuts: Sequence[Cut | None]) -> list[Value] | None:
-        """The same operation on the rows of each device, its inputs as they are cut."""
+        """Emits an operation on the rows of each device, with inputs as they are cut."""
         return self.of_parts(op, lambda k: [self.own(x, k) for x in op.inputs], cuts)
 
     def own(self, tensor: Tensor, device: int) -> Tensor:
-        """What a device has of a value."""
+        """Returns the part of a value on a device."""
         value = self.settled(tensor)
         return value.tensors[device if value.cut else 0]
 
     def map(self, tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """What a function makes of the rows of each device."""
+        """Applies a function to the rows of each device."""
         found = []
         for device, own in zip(self.devices, self.settled(tensor).tensors, strict=True):
             with tf.device(device):
@@ -208,13 +210,13 @@ class Partition:
         return found
 
     def along(self, tensor: Tensor, cut: Cut, device: int) -> Tensor:
-        """What a device has of a value cut like this; one with nothing along the axis as it is."""
+        """Returns the part of a value on a device, for a cut; the whole if broadcast there."""
         value, shape = self.settled(tensor), self.shapes.shape(tensor)
         if value.cut == cut:
             return value.tensors[device]
         whole = self.whole(tensor)
         if shape is None:
-            raise Unknown
+            raise UnknownShape
         if cut.axis < 0 or shape[cut.axis] == 1:
             return whole
         if cut not in value.slices:
@@ -222,7 +224,7 @@ class Partition:
         return value.slices[cut][device]
 
     def rows_of(self, whole: Tensor, cut: Cut) -> list[Tensor]:
-        """The rows of each device, of a whole tensor."""
+        """Splits a whole tensor into the rows of each device."""
         rank, unit = whole.shape.rank, cut.unit
         return [
             _narrow(whole, cut.axis, start * unit, (stop - start) * unit, rank)
@@ -230,12 +232,12 @@ class Partition:
         ]
 
     def local(self, shape: Tensor, cut: Cut, device: int) -> Tensor:
-        """A shape, of the rows of one device."""
+        """Returns a shape for the rows of one device."""
         start, stop = self.rows.bounds[device]
         return _with_entry(self.whole(shape), cut.axis, (stop - start) * cut.unit)
 
     def full_shape(self, tensor: Tensor, dtype: Any = tf.int32) -> Tensor:
-        """The shape of the whole of a value."""
+        """Returns the shape of a whole value."""
         value = self.settled(tensor)
         shape = tf.shape(value.tensors[0], dtype)
         if value.cut is None:
@@ -243,11 +245,11 @@ class Partition:
         return _with_entry(shape, value.cut.axis, self.rows.total * value.cut.unit)
 
     def summed(self, tensors: list[Tensor], before: Value | None = None) -> Value:
-        """Sums over the rows of each device, to be added up.
+        """Returns a value whose sum over devices is pending.
 
         Args:
-            tensors: The sums.
-            before: The same numbers, laid out otherwise, that nothing else may need.
+            tensors: The sum over the rows of each device.
+            before: The same value in another shape, which may have no other readers.
         """
         value = Value(tensors, partial=True)
         self._pending.append(value)
@@ -256,7 +258,7 @@ class Partition:
         return value
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The whole of a value; rows of other devices are fetched, once."""
+        """Returns a whole value; fetches the rows of other devices once."""
         value = self.settled(tensor)
         if value.cut is not None:
             with tf.device(self.devices[0]):
@@ -268,17 +270,17 @@ class Partition:
         joined = tensors[0] if len(tensors) == 1 else tf.concat(tensors, cut.axis)
         if self._add_up is None:
             return joined
-        # Rows of other processes are zero here, and the sum has them all.
+        # Padded with zeros for rows of other processes, so the sum is a concatenation.
         start, stop = self.rows.bounds[0][0] * cut.unit, self.rows.bounds[-1][1] * cut.unit
         around = [start, self.rows.total * cut.unit - stop]
         pads = [[0, 0]] * cut.axis + [around] + [[0, 0]] * (joined.shape.rank - cut.axis - 1)
         kind = joined.dtype
-        sent = joined if kind in _ADDED else tf.cast(joined, tf.int64)
+        sent = joined if kind in _SUMMABLE else tf.cast(joined, tf.int64)
         (found,) = self._add_up([tf.pad(sent, pads)])
         return tf.cast(found, kind)
 
     def _settle(self, value: Value) -> None:
-        """Makes all sums that are due, in one message, if this is one of them."""
+        """Computes all pending sums in one message, if this value is one of them."""
         if not value.partial:
             return
         pending, self._pending = self._pending, []
@@ -297,27 +299,27 @@ class Partition:
 
 Values = list[Value] | None
 Rule = Callable[[Partition, Any], Values]
-_PLACES = ("_class", "_output_shapes")  # where it was, and of what shape
-_RIGHT_OF_NONE = ("Sum", "MatMul", "BatchMatMulV2", "Einsum")
-_ADDED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_PLACES = ("_class", "_output_shapes")  # the old colocation and shapes
+_ZERO_IF_EMPTY = ("Sum", "MatMul", "BatchMatMulV2", "Einsum")
+_SUMMABLE = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 def _narrow(x: Tensor, axis: int, start: Size, size: Size, rank: int) -> Tensor:
-    """A piece of a tensor along an axis."""
+    """Returns a slice of a tensor along an axis."""
     begin, sizes = [0] * rank, [-1] * rank
     begin[axis], sizes[axis] = start, size
     return tf.slice(x, begin, sizes)
 
 
 def _with_entry(shape: Tensor, axis: int, size: Size) -> Tensor:
-    """A shape with another size at an axis."""
+    """Returns a shape with another size for one axis."""
     return tf.concat([shape[:axis], [tf.cast(size, shape.dtype)], shape[axis + 1 :]], 0)
 
 
 def _needed(graph: Any, ops: Sequence[Any]) -> list[Any]:
-    """Operations, and all that they take, each after what it takes.
+    """Returns operations and all their dependencies, in topological order.
 
-    That is not always the order of the graph: the gradient of a loop adds to what the loop takes.
+    The graph's own order may differ: the gradient of a loop adds inputs to the loop.
     """
     found: dict[Any, None] = {}
     rest = list(reversed(ops))

@@ -1,7 +1,7 @@
-"""TensorFlow: which operations treat the rows of a batch one by one, and which add them up.
+"""TensorFlow: rules for operations on single rows of a batch, and for sums over rows.
 
-A rule takes an operation of the record, of which some input is cut or still to be added up, and
-writes that of each device; None if it cannot.
+A rule gets an operation of the record with an input that is cut, or whose sum is pending, and emits
+the operation for each device; it returns None if it does not apply.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ import tensorflow as tf
 
 from trainstep._engines.contract import Tensor
 from trainstep._engines.tensorflow.partition.partition import Partition, Rule, Values
-from trainstep._engines.tensorflow.partition.shape_rules import SHAPES, first_cut, moved
+from trainstep._engines.tensorflow.partition.shape_rules import (
+    SHAPES,
+    first_cut,
+    keeping_sums_pending,
+)
 
-# Number by number, with arguments that are broadcast.
+# Elementwise, with broadcasting.
 _POINTWISE = """
 Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BesselI0e BesselI1e BitwiseAnd BitwiseOr
 BitwiseXor Cast Ceil CheckNumerics ClipByValue Cos Cosh Digamma Div DivNoNan Elu EluGrad Equal Erf
@@ -30,12 +34,12 @@ TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike
 
 
 def rule_of(kind: str) -> Rule:
-    """The rule for a kind of operation."""
+    """Returns the rule for a kind of operation."""
     return _RULES.get(kind, _unknown)
 
 
 def _unknown(part: Partition, op: Any) -> Values:
-    """No rule: whole values are taken."""
+    """No rule: the operation gets whole values."""
     return None
 
 
@@ -61,7 +65,7 @@ def _pointwise(part: Partition, op: Any) -> Values:
 
 
 def _axes(part: Partition, op: Any) -> tuple[list[int] | None, bool]:
-    """The axes that an operation reduces, and whether they stay."""
+    """Returns the axes that an operation reduces, and whether they are kept."""
     rank, axes = part.rank(op.inputs[0]), part.shapes.value(op.inputs[1])
     if axes is None or rank is None:
         return None, False
@@ -94,7 +98,7 @@ def _index_of_most(part: Partition, op: Any) -> Values:
 
 
 def _added_up(part: Partition, op: Any) -> Values:
-    """All rows are added up, whatever else is."""
+    """An operation that sums over all rows."""
     return part.on_rows(op, [None])
 
 
@@ -109,7 +113,7 @@ def _bias_grad(part: Partition, op: Any) -> Values:
 
 
 def _product(part: Partition, op: Any, terms: Sequence[str], result: str) -> Values:
-    """A product whose axes have letters: rows that are not in the result are added up."""
+    """A product in einsum notation; rows that are contracted become a pending sum."""
     found = first_cut(part, op.inputs)
     if found is None:
         return None
@@ -160,7 +164,7 @@ def _einsum(part: Partition, op: Any) -> Values:
 
 
 def _along_axis(place: int) -> Rule:
-    """What works along one axis that is not the rows', given as an input."""
+    """Returns a rule for operations along an axis, given as an input, other than the rows'."""
 
     def rule(part: Partition, op: Any) -> Values:
         cut, axes = part.cut_of(op.inputs[0]), part.shapes.value(op.inputs[place])
@@ -176,7 +180,7 @@ def _along_axis(place: int) -> Rule:
 
 
 def _along_last(part: Partition, op: Any) -> Values:
-    """What works along the last axis, on arguments of one shape."""
+    """An operation along the last axis."""
     found, rank = first_cut(part, op.inputs), part.rank(op.inputs[0])
     cut = None if found is None else part.cut_of(found)
     if cut is None or rank is None or cut.axis == rank - 1:
@@ -195,12 +199,12 @@ def _top(part: Partition, op: Any) -> Values:
 
 
 def _layer(*rows: int, outputs: str = "r", shape: int | None = None) -> Rule:
-    """An operation on whole weights and on arguments cut along their first axis.
+    """Returns a rule for an operation on whole weights and on arguments cut along their first axis.
 
     Args:
-        rows: Which of its arguments those are.
-        outputs: Of each result, "r": cut likewise; "s": to be added up.
-        shape: Which argument is the shape of a result.
+        rows: The places of the arguments that are cut.
+        outputs: For each result, "r": cut likewise; "s": a pending sum.
+        shape: The place of the argument that is the shape of a result.
     """
 
     def rule(part: Partition, op: Any) -> Values:
@@ -255,9 +259,9 @@ def _one_hot(part: Partition, op: Any) -> Values:
 _RULES: dict[str, Rule] = {
     **SHAPES,
     **dict.fromkeys(_POINTWISE.split(), _pointwise),
-    "Identity": moved(_pointwise),
+    "Identity": keeping_sums_pending(_pointwise),
     **dict.fromkeys(("Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"), _reduced),
-    "Sum": moved(_reduced),
+    "Sum": keeping_sums_pending(_reduced),
     **dict.fromkeys(("ArgMax", "ArgMin"), _index_of_most),
     "L2Loss": _added_up,
     "BiasAddGrad": _bias_grad,

@@ -1,6 +1,6 @@
-"""TensorFlow: rules for operations that lay numbers out otherwise, and for slices.
+"""TensorFlow: rules for operations that change shapes, and for slices.
 
-See `_tensorflow_rules.py`, which has the others.
+See `tensorflow/partition/rules.py` for the others.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from trainstep._engines.contract import Tensor
 from trainstep._engines.tensorflow.partition.partition import Partition, Rule, Value, Values
 
 
-def moved(rule: Rule) -> Rule:
-    """The rule, but that a sum may be made after the operation, which changes no number."""
+def keeping_sums_pending(rule: Rule) -> Rule:
+    """Wraps the rule of an operation that only moves elements: a pending sum stays pending."""
 
     @functools.wraps(rule)
-    def moved(part: Partition, op: Any) -> Values:
+    def keeping_sums_pending(part: Partition, op: Any) -> Values:
         value, *others = map(part.unsettled, op.inputs)
         if not value.partial or any(other.cut or other.partial for other in others):
             return rule(part, op)
@@ -27,7 +27,7 @@ def moved(rule: Rule) -> Rule:
         made = [part.emit(op, [x, *rest], k).outputs[0] for k, x in enumerate(value.tensors)]
         return [part.summed(made, value)]
 
-    return moved
+    return keeping_sums_pending
 
 
 def first_cut(part: Partition, inputs: Sequence[Tensor]) -> Tensor | None:
@@ -80,7 +80,7 @@ def _squeeze(part: Partition, op: Any) -> Values:
     gone = axes or [axis for axis, size in enumerate(shape) if size == 1]
     if cut.axis in gone:
         return None
-    # By name: an axis of a part may have size 1 where the whole has not.
+    # Explicit axes: an axis of a part may have size 1 where that of the whole has not.
     return [Value(part.map(x, lambda tensor: tf.squeeze(tensor, gone)), cut.without(gone))]
 
 
@@ -148,7 +148,7 @@ def _split(part: Partition, op: Any) -> Values:
 
 
 def _taken(part: Partition, op: Any, given: Sequence[Tensor], rank: int) -> dict[int, int] | None:
-    """Of the axes that a slice takes whole, where each of them is in the result."""
+    """Returns the axes that a slice keeps whole, with their places in the result."""
     begin, end, strides = map(part.shapes.value, given)
     if begin is None or end is None or strides is None:
         return None
@@ -215,11 +215,11 @@ def _slice(part: Partition, op: Any) -> Values:
 
 SHAPES: dict[str, Rule] = {
     **dict.fromkeys(("Shape", "ShapeN", "Size", "Rank"), _shape),
-    "Reshape": moved(_reshape),
+    "Reshape": keeping_sums_pending(_reshape),
     "BroadcastTo": _broadcast,
-    "ExpandDims": moved(_expand),
-    "Squeeze": moved(_squeeze),
-    "Transpose": moved(_transpose),
+    "ExpandDims": keeping_sums_pending(_expand),
+    "Squeeze": keeping_sums_pending(_squeeze),
+    "Transpose": keeping_sums_pending(_transpose),
     "Tile": _tile,
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad", "MirrorPadGrad"), _pad),
     "ConcatV2": _concat,

@@ -1,9 +1,9 @@
-"""TensorFlow's switchboard: the plain way to do a thing, or the trick that does it faster.
+"""TensorFlow's switchboard: calls a trick, or its fallback.
 
-The engine asks here and nowhere else, so each trick can be turned off (`shared/switches.py`) or
-deleted alone. A graph, or the arrays of a call enter; the same leave, arranged so that TensorFlow
-or XLA handles them faster. A trick may import `tensorflow`, private parts included, and what the
-engine may; nothing but this file imports a trick.
+The engine reaches tricks only through this file, so each can be turned off (`shared/switches.py`)
+or deleted alone. A graph, or the arrays of a call, enter; equivalent ones leave, which TensorFlow
+or XLA handles faster. A trick may import `tensorflow`, private parts included, and whatever the
+engine may import; only this file imports tricks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Settle = Callable[[Any], None]
 
 
 def rewritten(concrete: Any) -> Any:
-    """A recorded function of the same numbers that XLA runs faster on a CPU."""
+    """Returns an equivalent recorded function that XLA runs faster on a CPU."""
     return rewrites.rewritten(concrete) if is_on("rewrites") else concrete
 
 
 def fused_norms(*, by_graph: bool) -> tuple[AbstractContextManager[Any], Settle]:
-    """A block that records batch normalizations as one operation each, and what ends a record."""
+    """Returns a context that records fused batch normalizations, and a function that ends it."""
     if by_graph and is_on("fused_batch_norm"):
         norms = fused_batch_norm.FusedNorms()
         return norms.recording(), norms.settle
@@ -35,12 +35,12 @@ def fused_norms(*, by_graph: bool) -> tuple[AbstractContextManager[Any], Settle]
 
 
 def tensor_of(array: Any) -> Tensor:
-    """A tensor with a copy of a NumPy array."""
+    """Returns a tensor with a copy of a NumPy array."""
     return flat_call.tensor_of(array) if is_on("flat_call") else tf.constant(array)
 
 
 def executable(concrete: Any) -> Executable:
-    """A function of the arrays of a call that runs a concrete function."""
+    """Returns an executable that runs a concrete function."""
     if is_on("flat_call"):
         return flat_call.executable(concrete)
     return lambda leaves: concrete(*map(tf.convert_to_tensor, leaves))

@@ -1,16 +1,16 @@
-"""TensorFlow: a layer's batch normalization recorded as the one operation that there is for it.
+"""Trick: records a layer's batch normalization as TensorFlow's fused operation.
 
     mean and variance of x, then x normalized by them --> FusedBatchNorm of x
 
-Keras writes it out: two passes over the data for the statistics, several for the rest, and as many
-again for the gradients, which take longer than the convolutions of a small network on a CPU. The
-one operation gives the same numbers, up to the order of its sums, and the statistics beside them:
-once all gradients are taken, those who read Keras's (moving averages) read these instead, and
-Keras's are not computed.
+Keras uses single operations: two passes over the data for the statistics, several for the rest, and
+as many for the gradients, which take longer than the convolutions of a small network on a CPU. The
+fused operation has the same result, up to the order of sums, and returns the statistics too: after
+all gradients are recorded, readers of Keras's statistics (moving averages) are connected to these,
+and Keras's are not computed.
 
-Only what Keras's own layer does is led this way, from its mean to its result, where nothing can
-come between. And not for XLA, which has no such operation: it takes the variance in one pass, as a
-difference of large numbers if the mean is large.
+It applies only inside of Keras's own layer, from its mean to its result, without renormalization,
+in float32, on a CPU. It does not apply to XLA, which lacks the operation: XLA would compute the
+variance in one pass, as a difference of large numbers if the mean is large.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class FusedNorms:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._of: tuple[Tensor, Statistics] | None = None  # what the layer that runs has measured
+        # The input and the statistics of the current layer.
+        self._measured: tuple[Tensor, Statistics] | None = None
         self._is_in_layer = False
-        self._instead: list[tuple[Tensor, Tensor]] = []
+        self._replacements: list[tuple[Tensor, Tensor]] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Leads what Keras calls through here, where all devices are CPUs."""
+        """Replaces the functions of Keras's layer in this block, if all devices are CPUs."""
         if any(device.device_type != "CPU" for device in tf.config.get_visible_devices()):
             yield
             return
@@ -56,12 +57,12 @@ class FusedNorms:
             ):
                 yield
         finally:
-            self._instead.clear()  # a tensor keeps its graph
+            self._replacements.clear()  # a tensor keeps its graph alive
 
     def settle(self, graph: Any) -> None:
-        """Has the statistics of the operations read, not Keras's; all gradients are taken."""
-        for old, new in self._instead:
-            if old.graph is not graph:  # a branch, which is a function by now
+        """Replaces Keras's statistics by those of the fused operations, after all gradients."""
+        for old, new in self._replacements:
+            if old.graph is not graph:  # it belongs to a branch, which is already a function
                 continue
             for reader in old.consumers():
                 for index, read in enumerate(reader.inputs):
@@ -74,12 +75,12 @@ class FusedNorms:
             if threading.get_ident() != self._thread:
                 return original(layer, *args, **kwargs)
             before = self._is_in_layer
-            # What renormalizes makes its scale of the statistics, which would be a circle.
+            # Renormalization computes the scale from the statistics, which would be a cycle.
             self._is_in_layer = type(layer) is BatchNormalization and not layer.renorm
             try:
                 return original(layer, *args, **kwargs)
             finally:
-                self._is_in_layer, self._of = before, None
+                self._is_in_layer, self._measured = before, None
 
         return call
 
@@ -88,26 +89,28 @@ class FusedNorms:
             mean, variance = original(x, axes, *how, **more)
             if threading.get_ident() == self._thread:
                 fits = self._is_in_layer and not any((*how, *more.values()))
-                self._of = (x, (mean, variance)) if fits and _is_of_channels(x, axes) else None
+                self._measured = (
+                    (x, (mean, variance)) if fits and _is_per_channel(x, axes) else None
+                )
             return mean, variance
 
         return moments
 
     def _batch_normalization(self, original: Any) -> Any:
         def batch_normalization(x: Any, mean: Any, *how: Any, **more: Any) -> Tensor:
-            of, statistics = self._of or (None, (None, None))
+            of, statistics = self._measured or (None, (None, None))
             here = threading.get_ident() == self._thread
             if not here or of is not x or mean is not statistics[0]:
                 return original(x, mean, *how, **more)
-            normalized, *new = _fused(x, *how[2:], **more)  # after its variance and the axis
-            self._instead.extend(zip(statistics, new, strict=True))
+            normalized, *new = _fused(x, *how[2:], **more)  # skips the variance and the axis
+            self._replacements.extend(zip(statistics, new, strict=True))
             return normalized
 
         return batch_normalization
 
 
-def _is_of_channels(x: Any, axes: Sequence[int]) -> bool:
-    """Whether statistics along axes are those of channels, and there is an operation for them."""
+def _is_per_channel(x: Any, axes: Sequence[int]) -> bool:
+    """Whether statistics along axes are per channel, and the fused operation supports them."""
     return (
         tf.is_symbolic_tensor(x)
         and x.dtype == tf.float32
@@ -120,7 +123,7 @@ def _is_of_channels(x: Any, axes: Sequence[int]) -> bool:
 def _fused(
     x: Tensor, offset: Any = None, scale: Any = None, epsilon: float = 1e-3
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A tensor normalized; the mean and the variance."""
+    """Returns the normalized tensor, the mean and the variance."""
     channels = x.shape[-1]
     images = x if x.shape.rank == 4 else tf.reshape(x, (-1, 1, 1, channels))
     normalized, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
@@ -132,7 +135,7 @@ def _fused(
         epsilon=epsilon,
         is_training=True,
     )
-    # The operation tells the unbiased variance, and Keras keeps the plain one.
+    # The operation returns the unbiased variance; Keras uses the biased one.
     count = tf.cast(tf.size(x) // channels, tf.float32)
     variance = variance * ((count - 1) / count)
     return normalized if images is x else tf.reshape(normalized, tf.shape(x)), mean, variance

@@ -1,10 +1,12 @@
-"""TensorFlow: operations of a recorded step, replaced by others that XLA runs faster on a CPU.
+"""Trick: replaces max pooling in a recorded step by operations that XLA runs faster on a CPU.
 
-    graph --each operation: a function in its place, or itself--> graph of the same numbers
+    graph --each operation: a call of a function instead, or itself--> equivalent graph
 
-XLA goes over the windows of a pooling one by one, and for its gradient once more, which takes as
-long as all the rest of a small convnet. Where windows do not overlap, they are axes of their own
-after a reshape, and a maximum is a maximum over those.
+XLA iterates over the windows of a pooling one by one, and again for its gradient, which takes as
+long as the rest of a small convnet. Where windows do not overlap, a reshape makes the positions in
+a window axes of their own, and pooling is a maximum over these axes.
+
+It does not apply on other devices, nor to windows that overlap or are padded.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Function = Callable[..., Tensor]
 
 
 def rewritten(concrete: Any) -> Any:
-    """A recorded function that computes the same, faster by XLA on a CPU; itself if it is."""
+    """Returns an equivalent recorded function that XLA runs faster; itself if nothing changes."""
     graph = concrete.graph
     if any(device.device_type != "CPU" for device in tf.config.get_visible_devices()):
         return concrete
@@ -32,7 +34,7 @@ def rewritten(concrete: Any) -> Any:
     made = {name: _recorded(fn, op.inputs) for name, (op, fn) in found.items()}
     for node in definition.node:
         if node.name in found:
-            _call_instead(node, found[node.name][0], made[node.name])
+            _replace_by_call(node, found[node.name][0], made[node.name])
     definition.library.function.extend(each.function_def for each in made.values())
     placeholders = {tensor.op.name for tensor in given}
     kept = [node for node in definition.node if node.name not in placeholders]
@@ -50,18 +52,18 @@ def rewritten(concrete: Any) -> Any:
         return returned
 
     new = _recorded(run, given[: len(given) - len(concrete.captured_inputs)])
-    new.functions = made  # TensorFlow forgets those that nobody has
+    new.functions = made  # TensorFlow deletes unreferenced functions
     return new
 
 
 def _recorded(fn: Function, inputs: Sequence[Tensor]) -> Any:
-    """A function for such inputs."""
+    """Returns a concrete function for such inputs."""
     specs = [tf.TensorSpec(x.shape, x.dtype) for x in inputs]
     return tf.function(fn, autograph=False).get_concrete_function(*specs)
 
 
-def _call_instead(node: Any, op: Any, made: Any) -> None:
-    """Makes an operation a call of a function, in the definition of its graph."""
+def _replace_by_call(node: Any, op: Any, made: Any) -> None:
+    """Turns an operation into a call of a function, in the definition of its graph."""
     node.op = "PartitionedCall"
     node.attr.clear()
     node.attr["Tin"].list.type.extend(x.dtype.as_datatype_enum for x in op.inputs)
@@ -70,7 +72,7 @@ def _call_instead(node: Any, op: Any, made: Any) -> None:
 
 
 def _replacement(op: Any) -> Function | None:
-    """A function that computes what an operation does, if there is a faster one."""
+    """Returns a faster function for an operation, if there is one."""
     if op.type not in ("MaxPool", "MaxPoolGrad"):
         return None
     window, shape = op.get_attr("ksize"), op.inputs[0].shape
@@ -90,34 +92,35 @@ def _replacement(op: Any) -> Function | None:
 
 
 class _Windows:
-    """Images, and windows that tile them; what does not fill a window is left out."""
+    """Windows that tile images; rows and columns that do not fill a window are dropped."""
 
     def __init__(self, shape: Sequence[int], window: Sequence[int]) -> None:
         _, self._height, self._width, self._channels = shape
         self._window = window
         self._counts = self._height // window[0], self._width // window[1]
 
-    def _apart(self, images: Tensor) -> Tensor:
-        """Images of windows: rows of windows, rows in one, columns of windows, columns in one."""
+    def _split_windows(self, images: Tensor) -> Tensor:
+        """Splits rows into windows and rows of a window, and columns likewise."""
         (rows, columns), (down, across) = self._window, self._counts
         covered = images[:, : down * rows, : across * columns]
         return tf.reshape(covered, (-1, down, rows, across, columns, self._channels))
 
     def largest(self, images: Tensor) -> Tensor:
-        """The largest number of each window."""
-        return tf.reduce_max(self._apart(images), (2, 4))
+        """Returns the maximum of each window."""
+        return tf.reduce_max(self._split_windows(images), (2, 4))
 
     def slopes(self, images: Tensor, largest: Tensor, slopes: Tensor) -> Tensor:
-        """The slopes of the largest numbers, at the first place of a window that has its own."""
+        """Routes the gradient of each window to the first position of its maximum."""
         (rows, columns), (down, across) = self._window, self._counts
 
         def spread(x: Tensor) -> Tensor:
             return tf.reshape(x, (-1, down, 1, across, 1, self._channels))
 
-        # Earlier places count more, those of the largest number most: one is always the first.
+        # Earlier positions rank higher, and positions of the maximum above all others: the position
+        # of the highest rank is unique.
         count = rows * columns
         order = (count - np.arange(count, dtype=np.float32)).reshape(1, 1, rows, 1, columns, 1)
-        places = tf.where(self._apart(images) == spread(largest), order + count, order)
+        places = tf.where(self._split_windows(images) == spread(largest), order + count, order)
         first = places == tf.reduce_max(places, (2, 4), keepdims=True)
         sent = tf.where(first, spread(slopes), tf.zeros((), slopes.dtype))
         images_again = tf.reshape(sent, (-1, down * rows, across * columns, self._channels))

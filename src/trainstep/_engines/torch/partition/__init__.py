@@ -1,5 +1,5 @@
-"""A recorded graph, cut into the part of one process.
+"""Partitions a recorded graph into the part of one process.
 
 The graph of the whole batch enters; the part of this process leaves, with the collectives between
-the processes. These files may import what the engine may.
+the processes. These files may import whatever the engine may import.
 """

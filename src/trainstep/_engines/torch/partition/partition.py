@@ -1,11 +1,11 @@
-"""PyTorch: a recorded step made into the part of it that one process computes.
+"""PyTorch: partitions a recorded step; the part computes the rows of one process.
 
-The record is of the whole batch: forward, backward and optimizer, as plain operations. Sizes that
-vary are values in it, plain numbers when it runs. Each value is either whole, the same in every
-process, or cut along one axis, of which a process has its own rows. An operation that treats rows
-one by one keeps them cut; a sum over them becomes a sum of sums. What has no rule gets whole
-values: right for every operation, if not cheap. So what the step computes is that of the whole
-batch, whatever it is made of.
+The step is recorded for the whole batch: forward, backward and optimizer, as plain operations.
+Dynamic sizes are values in the record, plain numbers at run time. Each value is whole, the same in
+every process, or cut along one axis, of which a process has its own rows. The result of an
+operation on single rows stays cut; a sum over rows becomes a sum of sums. An operation without a
+rule gets whole
+values: correct for every operation, but slow. So results are those of the whole batch for any step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainstep._engines.torch.tricks import forget_source
 aten: Any = torch.ops.aten
 
 
-Size = Any  # an int, or a node that is one when the part runs
+Size = Any  # an int, or a node that is an int at run time
 
 
 class Rows(NamedTuple):
@@ -41,13 +41,13 @@ class Rows(NamedTuple):
 
 
 class Value:
-    """What a node of the record has become.
+    """A node of the record, in the new graph.
 
     Attributes:
-        node: The new node; of several results, the node of all of them.
-        cut: How it is cut; None if it is whole. A list for several results.
-        partial: Whether the sum over all processes is still to be made. A list for several.
-        is_moved: Whether it lies in other memory than its views do.
+        node: The new node; for several results, the node of all of them.
+        cut: The cut; None if it is whole. A list for several results.
+        partial: Whether the sum over all processes is pending. A list for several results.
+        is_moved: Whether its views no longer alias it.
     """
 
     def __init__(self, node: Any, cut: Any = None, partial: Any = False) -> None:
@@ -58,22 +58,23 @@ class Value:
 def partitioned(
     module: Any, shapes: Shapes, batch: Sequence[bool], rows: Rows | None
 ) -> fx.GraphModule:
-    """The part of a step that this process computes.
+    """Returns the part of a step that this process computes.
 
     Args:
         module: The record.
-        shapes: Those of its values.
-        batch: Which of the inputs are rows of the batch; the part takes those of this process.
-        rows: The rows; None if they vary: the part takes the numbers of `Rows` first.
+        shapes: The shapes of its values.
+        batch: Which inputs hold rows of the batch; the part gets the rows of this process.
+        rows: The rows; None if their number is dynamic: the fields of `Rows` are then the first
+            inputs of the part.
     """
     return Partition(module, shapes, batch, rows).made()
 
 
 class Partition:
-    """Goes through a record once, and writes the part.
+    """Emits the part of a record, in one pass.
 
     Attributes:
-        varies: Whether the number of rows does.
+        is_dynamic: Whether the number of rows is dynamic.
     """
 
     def __init__(
@@ -83,26 +84,26 @@ class Partition:
         self._place = {node: place for place, node in enumerate(module.graph.nodes)}
         self.graph = fx.Graph()
         self.rows = rows or Rows(*(self.graph.placeholder(f"rows_{n}") for n in Rows._fields))
-        self.varies = rows is None
+        self.is_dynamic = rows is None
         self._own: Size = None
         self.values: dict[Any, Value] = {}
         self._pending: list[Value] = []
-        self._spread: set[Any] = set()  # what hangs on the batch
+        self._batch_dependent: set[Any] = set()  # nodes that depend on the batch
 
     def made(self) -> fx.GraphModule:
-        """The part, as a module."""
-        from trainstep._engines.torch.partition.rules import moved, rule_of
+        """Returns the part, as a module."""
+        from trainstep._engines.torch.partition.rules import keep_sum_pending, rule_of
 
         batch = iter(self._batch)
         for node in self._module.graph.nodes:
-            if not self._spread.isdisjoint(node.all_input_nodes):
-                self._spread.add(node)
+            if not self._batch_dependent.isdisjoint(node.all_input_nodes):
+                self._batch_dependent.add(node)
             if node.op == "placeholder":
                 new = Value(self.graph.placeholder(node.target))
                 if next(batch):
-                    self._spread.add(node)
+                    self._batch_dependent.add(node)
                     new.cut = Cut(0)
-                    # No axis of size 1 is broadcast by mistake. Those that vary are longer.
+                    # A cut axis of size 1 could be broadcast by mistake. Dynamic sizes are larger.
                     if self.rows.total == 1:
                         new = Value(self.whole(new))
                 self.values[node] = new
@@ -114,7 +115,7 @@ class Partition:
                 self.values[node] = self._item(node)
             else:
                 self._check_written(node)
-                found = moved(self, node)
+                found = keep_sum_pending(self, node)
                 if found is None and any(self.settled(n).cut for n in node.all_input_nodes):
                     found = self._checked(node, rule_of(node.target)(self, node))
                 self.values[node] = found if found is not None else self.unknown(node)
@@ -122,7 +123,7 @@ class Partition:
         return forget_source(fx.GraphModule(self._module, self.graph))
 
     def _checked(self, node: Any, value: Value | None) -> Value | None:
-        """What a rule made of an operation; None if it is not cut so for all sizes."""
+        """Returns the result of a rule; None if its cut does not hold for all sizes."""
         if value is None or value.cut is None:
             return value
         cuts = {node: value.cut}
@@ -136,7 +137,7 @@ class Partition:
         return None
 
     def _check_written(self, node: Any) -> None:
-        """Refuses an update in place of what has views, if they are no longer in one memory."""
+        """Refuses an in-place update of a value whose views no longer alias it."""
         from trainstep._engines.torch.partition.rules import rule_of, unknown
 
         for written in _written(node):
@@ -144,27 +145,27 @@ class Partition:
             same = [n for n in self.values if memory.get(n) == memory.get(written)]
             later = [n for n in same if any(self._place[u] > self._place[node] for u in n.users)]
             views = [n for n in later if n is not written and n.target is not node.target]
-            apart = any(self.values[n].is_moved or self.values[n].partial for n in same)
+            is_separate = any(self.values[n].is_moved or self.values[n].partial for n in same)
             gathers = rule_of(node.target) is unknown and any(self.values[n].cut for n in same)
-            if views and (apart or gathers):
+            if views and (is_separate or gathers):
                 raise StrategyError(
-                    "the step cannot be shared out over processes.\n"
+                    "the step cannot be split over processes.\n"
                     "  expected: no tensor of rows that is updated in place while a view of it is "
-                    "used\n"
-                    f"  came:     {node.target}\n"
+                    "in use\n"
+                    f"  got:      {node.target}\n"
                     "  to fix:   compute a new tensor instead"
                 )
 
-    # What rules use ---------------------------------------------------------------------------
+    # Used by rules ----------------------------------------------------------------------------
 
     def rank(self, node: Any) -> int:
-        """How many axes a value of the record has."""
+        """Returns the number of axes of a value of the record."""
         rank = self.shapes.rank(node)
         assert rank is not None
         return rank
 
     def size(self, node: Any, axis: int) -> Size:
-        """How long an axis of the whole of a value is."""
+        """Returns the size of an axis of a whole value."""
         known, value = self.shapes.size(node, axis), self.values[node]
         if known is not None:
             return known
@@ -173,22 +174,22 @@ class Partition:
         return self.call(aten.sym_size.int, value.node, axis)
 
     def product(self, *sizes: Size) -> Size:
-        """The product of sizes."""
+        """Returns the product of sizes."""
         nodes = [size for size in sizes if isinstance(size, fx.Node)]
         known = math.prod(size for size in sizes if not isinstance(size, fx.Node))
         factors = nodes if nodes and known == 1 else [known, *nodes]
         return functools.reduce(functools.partial(self.call, operator.mul), factors)
 
     def cut_of(self, node: Any) -> Cut | None:
-        """How a value is cut."""
+        """Returns the cut of a value."""
         return self.values[node].cut if isinstance(node, fx.Node) else None
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Any:
-        """Writes an operation."""
+        """Emits an operation."""
         return self.graph.call_function(target, args, kwargs)
 
     def local(self, cut: Cut) -> Size:
-        """How long a cut axis is in this process."""
+        """Returns the size of a cut axis in this process."""
         _, start, stop = self.rows
         if isinstance(start, int):
             return (stop - start) * cut.unit
@@ -197,36 +198,36 @@ class Partition:
         return self.product(self._own, cut.unit)
 
     def unknown(self, node: Any) -> Value:
-        """An operation on whole values."""
-        if node.target in _OF_MEMORY and node in self._spread:
-            return self._of_memory(node)
+        """Emits an operation on whole values."""
+        if node.target in _STRIDE_DEPENDENT and node in self._batch_dependent:
+            return self._on_contiguous(node)
         args = fx.map_arg(node.args, self.whole_of)
         kwargs = fx.map_arg(node.kwargs, self.whole_of)
         return Value(self.graph.call_function(node.target, args, kwargs))
 
-    def _of_memory(self, node: Any) -> Value:
-        """An operation that sees how a value lies in memory, which may be otherwise here."""
+    def _on_contiguous(self, node: Any) -> Value:
+        """Emits an operation that depends on strides, which may differ from the record's."""
         if self.shapes.is_plain(node.args[0]):
             args, kwargs = fx.map_arg((node.args, node.kwargs), self.whole_of)
             plain = self.call(torch.Tensor.contiguous, args[0])
             value = Value(self.call(node.target, plain, *args[1:], **kwargs))
             value.is_moved = True
             return value
-        if self.shapes.varies:
+        if self.shapes.is_dynamic:
             raise Refused(f"several processes ({node.target})")
         raise StrategyError(
-            "the step cannot be shared out over processes.\n"
-            "  expected: `as_strided` of tensors that are contiguous\n"
-            f"  came:     {node.target} of another\n"
+            "the step cannot be split over processes.\n"
+            "  expected: `as_strided` of contiguous tensors only\n"
+            f"  got:      {node.target} of a tensor that is not contiguous\n"
             "  to fix:   call `contiguous()` before"
         )
 
     def whole_of(self, node: Any) -> Any:
-        """The whole of a value."""
+        """Returns a whole value, given by its node in the record."""
         return self.whole(self.values[node])
 
     def whole(self, value: Value) -> Any:
-        """The same; rows of other processes are fetched, once."""
+        """Returns a whole value; gathers the rows of other processes once."""
         self._settle(value)
         if value.cut is not None:
             axis, unit = value.cut
@@ -236,30 +237,30 @@ class Partition:
         return value.node
 
     def settled(self, node: Any) -> Value:
-        """A value whose sum has been made."""
+        """Returns a value after its pending sum."""
         value = self.values[node]
         self._settle(value)
         return value
 
     def cut(self, node: Any, cut: Cut) -> Any:
-        """A value cut like this; one with nothing along the axis as it is."""
+        """Returns this process's part of a value, for a cut; the whole if it is broadcast there."""
         value = self.settled(node)
         if value.cut == cut:
             return value.node
         self.whole(value)
         if cut.axis < 0 or self.shapes.size(node, cut.axis) == 1:
             return value.node
-        if self.shapes.varies and not self.shapes.is_cut(node, cut):
+        if self.shapes.is_dynamic and not self.shapes.is_cut(node, cut):
             raise Refused(f"several processes (`{node}` is broadcast for some sizes)")
         start, stop = (self.product(n, cut.unit) for n in (self.rows.start, self.rows.stop))
         return self.call(aten.slice.Tensor, value.node, cut.axis, start, stop)
 
     def summed(self, node: Any, before: Value | None = None) -> Value:
-        """A sum over the rows of this process, to be added to those of the others.
+        """Returns a value whose sum over processes is pending.
 
         Args:
-            node: The sum.
-            before: The same numbers, laid out otherwise, that nothing else may need.
+            node: The sum over the rows of this process.
+            before: The same value in another shape, which may have no other readers.
         """
         value = Value(node, partial=True)
         self._pending.append(value)
@@ -268,7 +269,7 @@ class Partition:
         return value
 
     def _settle(self, value: Value) -> None:
-        """Makes all sums that are due, in one message, if this is one of them."""
+        """Emits all pending sums as one message, if this value is one of them."""
         if value.partial is not True:
             return
         pending, self._pending = self._pending, []
@@ -290,7 +291,7 @@ class Partition:
 
 
 def _written(node: Any) -> list[Any]:
-    """The values that an operation writes to."""
+    """Returns the values that an operation updates in place."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
@@ -300,5 +301,5 @@ def _written(node: Any) -> list[Any]:
     return [each for each in flat if isinstance(each, fx.Node)]
 
 
-_OF_MEMORY = (aten.as_strided.default, aten.sym_stride.int, aten.sym_storage_offset.default)
+_STRIDE_DEPENDENT = (aten.as_strided.default, aten.sym_stride.int, aten.sym_storage_offset.default)
 Rule = Callable[[Partition, Any], Value | None]

@@ -1,7 +1,7 @@
-"""PyTorch: which operations treat the rows of a batch one by one, and which add them up.
+"""PyTorch: rules for operations on single rows of a batch, and for sums over rows.
 
-A rule takes an operation of the record, of which some input is cut, and writes that of the rows of
-one process; None if it cannot.
+A rule gets an operation of the record with an input that is cut, and emits the operation for the
+rows of one process; it returns None if it does not apply.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from trainstep._engines.shared.row_cuts import Cut
 from trainstep._engines.torch.partition.partition import Partition, Rule, Value, aten
 
 _SIZES = {"sym_size", "sym_numel"}
-_SHAPED = {"zeros_like", "ones_like", "full_like", "empty_like"}  # which need no numbers
-# Number by number, though PyTorch does not say so of them.
+_SHAPED = {"zeros_like", "ones_like", "full_like", "empty_like"}  # they read no values
+# Elementwise, though PyTorch does not tag them as pointwise.
 _POINTWISE = {"clone", "_to_copy", "lift_fresh_copy", "alias", "detach", "copy", *_SHAPED}
-# Sums may be made after these, too: they add nothing and change no number.
+# A pending sum can stay pending through these: they only move elements.
 _MOVING = {"view", "_unsafe_view", "t", "transpose", "permute", "unsqueeze", "squeeze", "clone"}
 
 
 def rule_of(target: Any) -> Rule:
-    """The rule for an operation."""
+    """Returns the rule for an operation."""
     schema = getattr(target, "_schema", None)
     return unknown if schema is None else _rule(target, schema.name.partition("::")[2])
 
@@ -49,12 +49,12 @@ def _is_pointwise(target: Any, name: str) -> bool:
 
 
 def unknown(part: Partition, node: Any) -> Value | None:
-    """No rule: whole values are taken."""
+    """No rule: the operation gets whole values."""
     return None
 
 
-def moved(part: Partition, node: Any) -> Value | None:
-    """A sum that is not yet made, after an operation that does not need it to be."""
+def keep_sum_pending(part: Partition, node: Any) -> Value | None:
+    """Emits an operation on a pending sum, if it only moves elements or reads shapes."""
     schema = getattr(node.target, "_schema", None)
     name = "" if schema is None else schema.name.partition("::")[2]
     value = part.values[node.args[0]] if name in (*_MOVING, *_SHAPED, *_SIZES) else None
@@ -72,7 +72,7 @@ def _pointwise(part: Partition, node: Any) -> Value | None:
         return None
     cut = _aligned(part, found, rank)
     if node.target._schema.is_mutable and part.cut_of(node.args[0]) is None:
-        return None  # what it writes to is whole
+        return None  # it updates a whole value in place
 
     def local(each: Any) -> Any:
         of_each = part.shapes.rank(each)
@@ -85,7 +85,7 @@ def _pointwise(part: Partition, node: Any) -> Value | None:
 
 
 def _aligned(part: Partition, node: Any, rank: int) -> Cut:
-    """The cut of an operand, in terms of the result that it is broadcast to."""
+    """Returns the cut of an operand, as a cut of the result that it is broadcast to."""
     axis, unit = part.values[node].cut
     return Cut(axis + rank - part.rank(node), unit)
 
@@ -116,7 +116,7 @@ def _reduced(part: Partition, node: Any) -> tuple[Any, Cut, tuple[int, ...], boo
 
 
 def _along(part: Partition, node: Any) -> Value | None:
-    """What works along axes that are not the rows'; one result or several."""
+    """An operation along other axes than the rows', with one or two results."""
     if len(node.args) < 2 and "dim" not in node.kwargs:
         return None
     _, cut, dims, keep = _reduced(part, node)
@@ -128,7 +128,7 @@ def _along(part: Partition, node: Any) -> Value | None:
 
 
 def _same_axes(part: Partition, node: Any) -> Value | None:
-    """The same, with a result of the shape of the argument."""
+    """An operation along another axis than the rows', with results of the shape of the argument."""
     x = node.args[0]
     cut = part.settled(x).cut
     names = [argument.name for argument in node.target._schema.arguments]
@@ -144,7 +144,7 @@ def _same_axes(part: Partition, node: Any) -> Value | None:
 
 
 def _of_rows(part: Partition, node: Any, cut: Any) -> Value:
-    """The same operation on the rows of this process."""
+    """Emits an operation on the rows of this process."""
 
     def local(each: Any) -> Any:
         return part.settled(each).node
@@ -199,13 +199,13 @@ def _view(part: Partition, node: Any) -> Value | None:
     value = part.settled(x)
     cut = part.shapes.reshaped(x, value.cut, node)
     shape = None if cut is None else _local(part, node, cut)
-    if shape is None or -1 in shape:  # it is not told from how many numbers a part has
+    if shape is None or -1 in shape:  # a part does not determine it
         return None
     return Value(part.call(node.target, value.node, shape), cut)
 
 
 def _local(part: Partition, node: Any, cut: Cut) -> list[Any]:
-    """The shape that an operation makes, of the rows of this process."""
+    """Returns the shape of a result for the rows of this process."""
     known = [part.shapes.size(node, axis) for axis in range(part.rank(node))]
     return [
         part.local(cut)
@@ -252,7 +252,7 @@ def _squeeze(part: Partition, node: Any) -> Value | None:
     gone = [d % rank for d in dims if part.shapes.size(x, d) == 1]
     if cut.axis in gone:
         return None
-    # By name: an axis of a part may have size 1 where the whole has not.
+    # Explicit axes: an axis of a part may have size 1 where that of the whole has not.
     new = part.call(aten.squeeze.dims, part.values[x].node, gone)
     return Value(new, cut.without(gone))
 
@@ -269,13 +269,13 @@ def _slice(part: Partition, node: Any) -> Value | None:
     x = node.args[0]
     cut, dim = part.settled(x).cut, node.args[1] if len(node.args) > 1 else 0
     if dim % part.rank(x) == cut.axis:
-        is_all = part.shapes.same(node, x) and not (part.varies and _is_limited(part, node))
+        is_all = part.shapes.same(node, x) and not (part.is_dynamic and _is_limited(part, node))
         return Value(part.values[x].node, cut) if is_all else None
     return _of_rows(part, node, cut)
 
 
 def _is_limited(part: Partition, node: Any) -> bool:
-    """Whether a slice that takes all rows may take fewer, where there are more."""
+    """Whether a slice of all rows may be a slice of fewer, for larger batches."""
     start, stop = (*node.args[2:4], None, None)[:2]
     if isinstance(stop, fx.Node):
         return start not in (None, 0) or part.values[stop].node is not part.rows.total
@@ -304,7 +304,7 @@ def _unbind(part: Partition, node: Any) -> Value | None:
 
 
 def _size(part: Partition, node: Any) -> Value | None:
-    """A size is that of the whole."""
+    """Returns the size of the whole value."""
     x, *dims = node.args
     every = [d % part.rank(x) for d in dims] or range(part.rank(x))
     return Value(part.product(*(part.size(x, dim) for dim in every)))
@@ -314,7 +314,7 @@ def _size(part: Partition, node: Any) -> Value | None:
 
 
 def _first_is_rows(part: Partition, node: Any, given: Sequence[int]) -> bool:
-    """Whether these arguments, and no others, are cut, along their first axis."""
+    """Whether exactly these arguments are cut, along their first axis."""
     for place, each in enumerate(node.args):
         if isinstance(each, fx.Node):
             cut = part.settled(each).cut
@@ -324,7 +324,7 @@ def _first_is_rows(part: Partition, node: Any, given: Sequence[int]) -> bool:
 
 
 def _layer(*given: int, outputs: str) -> Rule:
-    """An operation on rows: of each result, whether it is rows ("r"), or a sum over them ("s")."""
+    """Returns a rule for an operation on rows; each result is rows ("r") or a sum ("s")."""
 
     def rule(part: Partition, node: Any) -> Value | None:
         if not _first_is_rows(part, node, given):

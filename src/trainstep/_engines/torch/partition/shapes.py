@@ -1,8 +1,8 @@
-"""PyTorch: the shapes of a recorded step, at its own sizes or at several others put in.
+"""PyTorch: infers the shapes of a recorded step, at its own sizes or at sample sizes.
 
-A record for sizes that vary is looked at for some sizes of each, on tensors without values: so an
-axis that grows with the batch is told from one that happens to be as long. What is not the same
-for all of them is not known.
+A record for dynamic sizes runs for several sample sizes, on tensors without values, to distinguish
+an axis that grows with the batch from one that has the same length by chance. A shape that differs
+between samples is unknown.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from trainstep._engines.contract import Axes, Refused, Sizes, Tensor
 from trainstep._engines.shared.row_cuts import Cut, reshaped
 from trainstep._engines.torch.state import memory
 
-# Sizes to put in for those that vary. Primes, so that no product of others is one of their
-# multiples; some that are few, and some that are more than most limits that a step may have.
+# Sample values of dynamic sizes: primes, so that no product of others is a multiple of one; some of
+# them small, and some above most limits that a step may have.
 _CHOICES = (
     (251, 241, 239, 233, 229, 227, 223, 211),
     (2, 3, 5, 7, 11, 13, 17, 19),
@@ -27,67 +27,67 @@ _CHOICES = (
     (61, 67, 71, 73, 79, 83, 89, 97),
     (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079),
 )
-_LOOKS = 2  # the fewest that tell anything
+_FEWEST_SAMPLES = 2  # the minimum to distinguish dynamic sizes
 
 
 class Shapes:
-    """What is known of the values of a record.
+    """The shapes and the aliasing of the values of a record.
 
     Attributes:
-        memory: By value, what tells whether two are in one memory.
-        varies: Whether some sizes do.
+        memory: By node, an id of its memory.
+        is_dynamic: Whether there are dynamic sizes.
     """
 
-    def __init__(self, looks: Sequence[tuple[Look, int]]) -> None:
-        self._looks = [look.found for look, _ in looks]
-        self._rows = [rows for _, rows in looks]
-        self._plain = [look.plain for look, _ in looks]
-        self.memory = looks[0][0].memory
-        self.varies = len(looks) > 1
+    def __init__(self, samples: Sequence[tuple[ShapeRecorder, int]]) -> None:
+        self._samples = [sample.found for sample, _ in samples]
+        self._rows = [rows for _, rows in samples]
+        self._plain = [sample.plain for sample, _ in samples]
+        self.memory = samples[0][0].memory
+        self.is_dynamic = len(samples) > 1
 
     def rank(self, node: Any) -> int | None:
-        """How many axes a value has; None if it is no tensor."""
-        ranks = {None if look[node] is None else len(look[node]) for look in self._looks}
+        """Returns the number of axes of a value; None if it is not a tensor."""
+        ranks = {None if sample[node] is None else len(sample[node]) for sample in self._samples}
         if len(ranks) > 1:
             raise Refused(f"`{node}` has more axes for some sizes than for others")
         return ranks.pop()
 
     def size(self, node: Any, axis: int) -> int | None:
-        """How long an axis is; None if that varies."""
-        sizes = {look[node][axis] for look in self._looks}
+        """Returns the size of an axis; None if it is dynamic."""
+        sizes = {sample[node][axis] for sample in self._samples}
         return sizes.pop() if len(sizes) == 1 else None
 
     def is_plain(self, node: Any) -> bool:
-        """Whether the numbers of a value lie in order from the start of its memory."""
+        """Whether a value is contiguous, from the start of its memory."""
         return all(node in plain for plain in self._plain)
 
     def same(self, node: Any, other: Any) -> bool:
-        """Whether two values have one shape, whatever the sizes."""
-        return all(look[node] == look[other] for look in self._looks)
+        """Whether two values have the same shape in all samples."""
+        return all(sample[node] == sample[other] for sample in self._samples)
 
     def is_cut(self, node: Any, cut: Cut) -> bool:
-        """Whether a value has so many numbers for each row along an axis, whatever the sizes."""
+        """Whether a value has the length of a cut along its axis, in all samples."""
         rank = self.rank(node)
         return (
             rank is not None
             and 0 <= cut.axis < rank
             and all(
-                look[node][cut.axis] == rows * cut.unit
-                for look, rows in zip(self._looks, self._rows, strict=True)
+                sample[node][cut.axis] == rows * cut.unit
+                for sample, rows in zip(self._samples, self._rows, strict=True)
             )
         )
 
     def reshaped(self, before: Any, cut: Cut, after: Any) -> Cut | None:
-        """How a value is cut after its axes were split or joined."""
+        """Returns the cut of a value after a reshape."""
         found = {
-            reshaped(look[before], cut, look[after], rows)
-            for look, rows in zip(self._looks, self._rows, strict=True)
+            reshaped(sample[before], cut, sample[after], rows)
+            for sample, rows in zip(self._samples, self._rows, strict=True)
         }
         return found.pop() if len(found) == 1 else None
 
 
-class Look(fx.Interpreter):  # type: ignore[misc]
-    """Runs a record, and notes the shape of every value."""
+class ShapeRecorder(fx.Interpreter):  # type: ignore[misc]
+    """Runs a record, and stores the shape of every value."""
 
     def __init__(self, module: Any, mode: FakeTensorMode | None = None) -> None:
         super().__init__(module)
@@ -95,7 +95,7 @@ class Look(fx.Interpreter):  # type: ignore[misc]
         self.memory: dict[Any, int] = {}
         self.plain: set[Any] = set()
         self._mode = mode
-        self._held: list[Any] = []  # so that no memory is used twice
+        self._kept: list[Any] = []  # keeps memory alive, so that ids are unique
 
     def run_node(self, n: Any) -> Any:
         result = super().run_node(n)
@@ -105,21 +105,21 @@ class Look(fx.Interpreter):  # type: ignore[misc]
         self.found[n] = tuple(result.shape) if is_tensor else None
         if is_tensor:
             self.memory[n] = memory(result)
-            self._held.append(result)
+            self._kept.append(result)
             if result.is_contiguous() and result.storage_offset() == 0:
                 self.plain.add(n)
         return result
 
 
-def own_sizes(module: Any, inputs: Sequence[Tensor], rows: int) -> Shapes:
-    """The shapes of a record that was made for the sizes of its inputs."""
-    look = Look(module)
+def fixed_sizes(module: Any, inputs: Sequence[Tensor], rows: int) -> Shapes:
+    """Returns the shapes of a record for the sizes of its inputs."""
+    sample = ShapeRecorder(module)
     with torch.no_grad():
-        look.run(*inputs)
-    return Shapes([(look, rows)])
+        sample.run(*inputs)
+    return Shapes([(sample, rows)])
 
 
-def varying_sizes(
+def dynamic_sizes(
     module: Any,
     state: Sequence[Tensor],
     tensors: Sequence[Tensor],
@@ -128,37 +128,37 @@ def varying_sizes(
     rows: int | str,
     violated_assumption: Callable[[Sizes], str],
 ) -> Shapes:
-    """The shapes of a record that was made for sizes that vary.
+    """Returns the shapes of a record for dynamic sizes.
 
     Args:
         module: The record.
-        state: Its first inputs, whose sizes do not vary.
+        state: Its first inputs, of fixed sizes.
         tensors: The arguments.
-        axes: The names of their sizes, as of `Engine.trace`.
-        rows: How many rows the batch has, or the name of that.
-        violated_assumption: As of `Traced`.
+        axes: The names of their dynamic sizes, see `Engine.trace`.
+        rows: The number of rows of the batch, or its name.
+        violated_assumption: Returns the assumption that given sizes violate, see `Traced`.
     """
     names = list(dict.fromkeys(name for of in axes for name in of if name))
-    looks = []
+    samples = []
     for chosen in _CHOICES:
         sizes = dict(zip(names, chosen, strict=False))
         if len(sizes) < len(names) or violated_assumption(sizes):
             continue
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        look = Look(module, mode)
+        sample = ShapeRecorder(module, mode)
         try:
             with mode, torch.no_grad():
                 given = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in state]
                 for x, of in zip(tensors, axes, strict=True):
                     shape = [sizes[a] if a else n for n, a in zip(x.shape, of, strict=True)]
                     given.append(torch.empty(shape, dtype=x.dtype, device=x.device))
-                look.run(*given)
+                sample.run(*given)
         except Exception as error:
             raise Refused(f"several processes ({_first_line(error)})") from error
-        looks.append((look, sizes[rows] if isinstance(rows, str) else rows))
-    if len(looks) < _LOOKS:
-        raise Refused("several processes: it holds for too few sizes")
-    return Shapes(looks)
+        samples.append((sample, sizes[rows] if isinstance(rows, str) else rows))
+    if len(samples) < _FEWEST_SAMPLES:
+        raise Refused("several processes: the record holds for too few sizes")
+    return Shapes(samples)
 
 
 def _first_line(error: BaseException) -> str:

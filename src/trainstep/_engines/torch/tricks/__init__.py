@@ -1,9 +1,9 @@
-"""torch's switchboard: the plain way to do a thing, or the trick that does it faster.
+"""torch's switchboard: calls a trick, or its fallback.
 
-The engine asks here and nowhere else, so each trick can be turned off (`shared/switches.py`) or
-deleted alone. A recorded graph enters; one of the same numbers leaves, which torch runs faster or
-keeps less of. A trick may import `torch`, private parts included, and what the engine may; nothing
-outside this folder imports a trick.
+The engine reaches tricks only through this file, so each can be turned off (`shared/switches.py`)
+or deleted alone. A recorded graph enters; an equivalent one leaves, which torch runs faster or
+which needs less memory. A trick may import `torch`, private parts included, and whatever the engine
+may import; nothing outside this folder imports tricks.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ Module = TypeVar("Module", bound=GraphModule)
 
 
 def forget_source(module: Module) -> Module:
-    """The same module, without the text that torch would keep for ever."""
+    """Removes the source text of a module, which torch would keep for ever; returns the module."""
     return forget_sources.forgotten(module) if is_on("forget_sources") else module
 
 
 def rewritten(module: Any) -> Any:
-    """A recorded step of the same numbers that inductor compiles to faster loops."""
+    """Returns an equivalent recorded step that inductor compiles to faster loops."""
     return rewrites.rewritten(module) if is_on("rewrites") else module
 
 
 def skip_pooling_copies(graph: Graph) -> None:
-    """Removes the copies before max pooling that nothing needs."""
+    """Removes unneeded copies before max pooling."""
     if is_on("rewrites"):
-        rewrites.pool_where_images_lie(graph)
+        rewrites.skip_pooling_copies(graph)
 
 
 def replay(module: Any, switches: Sequence[int], written: Sequence[int]) -> Replay | None:
-    """Runs a record faster than Python would; None if both ways to do so are off."""
+    """Returns a faster replay of a record than Python; None if both tricks for it are off."""
     lean, script = is_on("lean_graph"), is_on("torchscript_replay")
     if not lean and not script:
         return None

@@ -1,4 +1,9 @@
-"""torch: updates of whole lists of tensors, as optimizers have them: in place, or as new values."""
+"""Trick: a part of `lean_graph`: turns `_foreach` updates into new values, and back.
+
+Optimizers update lists of tensors in place. As new values, they can be simplified like other
+operations; afterwards, in-place updates save the allocations where a value has no other readers. It
+does not apply to lists with views, to half precision, or if an update reads a tensor twice.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,9 @@ from torch.fx import Graph, Node
 
 from trainstep._engines.torch.tricks.graph_facts import (
     example,
-    lie_alike,
     owner,
     reads,
+    same_strides,
     shares_memory,
 )
 
@@ -26,35 +31,37 @@ _IN_PLACE = {
     _aten._foreach_mul.Tensor: _aten._foreach_mul_.Tensor,
     _aten._foreach_sqrt.default: _aten._foreach_sqrt_.default,
 }
-_ANEW = {updating: anew for anew, updating in _IN_PLACE.items()}
+_OUT_OF_PLACE = {in_place: new_values for new_values, in_place in _IN_PLACE.items()}
 
 
-def update_anew(graph: Graph) -> None:
-    """Gives lists that are updated in place new values instead, where they have no views."""
+def update_out_of_place(graph: Graph) -> None:
+    """Replaces in-place updates of lists without views by new values."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
-        if node.target not in _ANEW or not _may_be_either(node):
+        if node.target not in _OUT_OF_PLACE or not _is_equivalent(node):
             continue
         given = node.args[0]
-        if not all(_is_alone(each) for each in given):
+        if not all(_has_no_views(each) for each in given):
             continue
         with graph.inserting_before(node):
-            anew = graph.call_function(_ANEW[node.target], node.args, node.kwargs)
-            items = [graph.call_function(operator.getitem, (anew, i)) for i in range(len(given))]
-        anew.meta["val"] = [example(each) for each in given]
+            new_values = graph.call_function(_OUT_OF_PLACE[node.target], node.args, node.kwargs)
+            items = [
+                graph.call_function(operator.getitem, (new_values, i)) for i in range(len(given))
+            ]
+        new_values.meta["val"] = [example(each) for each in given]
         for old, new in zip(given, items, strict=True):
             new.meta.update(old.meta)
             order[new] = order[node]
             for user in list(old.users):
-                if user is not anew and order[user] > order[node]:
+                if user is not new_values and order[user] > order[node]:
                     user.replace_input_with(old, new)
         graph.erase_node(node)
 
 
-def _may_be_either(node: Node) -> bool:
-    """Whether an operation on a list gives the same in place and anew.
+def _is_equivalent(node: Node) -> bool:
+    """Whether an operation on a list has the same result in place and as new values.
 
-    Not if a part is read for another, and not in half precision, where the two round otherwise.
+    Not if it reads a tensor of the list twice, nor in half precision, where rounding differs.
     """
     dtypes = {example(each).dtype for each in node.all_input_nodes}
     return all(reads(node, each) == 1 for each in node.args[0]) and (
@@ -62,23 +69,23 @@ def _may_be_either(node: Node) -> bool:
     )
 
 
-def _is_alone(node: Node) -> bool:
-    """Whether a value is memory of the step's that nothing is a view of."""
+def _has_no_views(node: Node) -> bool:
+    """Whether the step allocates a value, and it has no views."""
     if node.op != "call_function" or owner(node) is not node:
         return False
     return not any(map(shares_memory, node.users))
 
 
 def update_in_place(graph: Graph) -> None:
-    """Reuses the memory of lists that nothing else reads."""
+    """Replaces operations on lists without other readers by in-place updates."""
     updates: set[Node] = set()
     for node in list(graph.nodes):
-        if node.target not in _IN_PLACE or not _may_be_either(node):
+        if node.target not in _IN_PLACE or not _is_equivalent(node):
             continue
         given, items = node.args[0], list(node.users)
         if not all(item.target is operator.getitem for item in items):
             continue
-        if not all(_is_for(node, place, updates) for place in range(len(given))):
+        if not all(_is_reusable(node, place, updates) for place in range(len(given))):
             continue
         with graph.inserting_before(node):
             updates.add(graph.call_function(_IN_PLACE[node.target], node.args, node.kwargs))
@@ -88,12 +95,12 @@ def update_in_place(graph: Graph) -> None:
         graph.erase_node(node)
 
 
-def _is_for(node: Node, place: int, updates: set[Node]) -> bool:
-    """Whether a value of the list is new, like the result, and read by this and updates alone."""
+def _is_reusable(node: Node, place: int, updates: set[Node]) -> bool:
+    """Whether a list's value is new, has the result's strides, and no readers but `updates`."""
     given = node.args[0][place]
     return (
         given.target is operator.getitem
         and given.args[0].target in _IN_PLACE
         and [user for user in given.users if user not in updates] == [node]
-        and lie_alike(example(given), example(node)[place])
+        and same_strides(example(given), example(node)[place])
     )

@@ -1,7 +1,8 @@
-"""Trick: torch forgets the source text of our recorded graphs, which it would keep for ever.
+"""Trick: deletes the source text of recorded graphs, which torch would keep for ever.
 
-torch writes each graph that becomes a module as Python and keeps the text for tracebacks: four
-times for a step, a third of a megabyte for thirty layers, and all of it outlives the model.
+torch generates Python code for each graph module and keeps its text for tracebacks: four times for
+a step, a third of a megabyte for thirty layers, and all of it outlives the model. It has no effect
+on a torch that keeps no such cache.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Module = TypeVar("Module", bound=GraphModule)
 
 
 def forgotten(module: Module) -> Module:
-    """The same module, without its text; a later `recompile` writes another."""
+    """Deletes the source text of a module and returns the module; `recompile` creates it again."""
     name = module.forward.__code__.co_filename
     cache = getattr(getattr(graph_module, "_loader", None), "eval_cache", {})
     if cache.pop(name, None) is not None:

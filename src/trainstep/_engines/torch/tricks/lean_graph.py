@@ -1,13 +1,13 @@
-"""torch: a recorded step that computes the same with fewer operations.
+"""Trick: removes operations of a recorded step that do not affect its results.
 
-To replay an operation on a few numbers takes a microsecond or more, however little it computes.
-Keras computes with numbers that are the same at each step (the size of a batch, a division that
-asks for zero), with some of them twice, and a record clones whatever is updated in place. All of
-that goes; no number changes by a bit.
+To replay an operation takes a microsecond or more, however few elements it has. Keras computes
+values that are the same in each step (the size of a batch, a guard against division by zero), some
+of them twice, and a record clones every tensor that is updated in place. All of these are removed;
+results stay the same to the last bit.
 
-What is known of a value holds at any time only if nothing updates its memory. So optimizers'
-updates of whole lists are first made new values, and at the end, where those are nobody else's,
-updates again. Whatever else is updated in place is left alone.
+It does not apply to values whose memory is updated in place, since their content changes. So the
+optimizer's updates of lists first become new values, and at the end, where these have no other
+readers, in-place updates again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from trainstep._engines.torch.tricks.foreach_updates import update_anew, update_in_place
+from trainstep._engines.torch.tricks.foreach_updates import update_in_place, update_out_of_place
 from trainstep._engines.torch.tricks.forget_sources import forgotten
 from trainstep._engines.torch.tricks.graph_facts import (
-    are_alike,
     example,
+    have_same_strides,
     is_steady,
     leaving,
     outputs,
@@ -35,9 +35,9 @@ from trainstep._engines.torch.tricks.graph_facts import (
 )
 
 _aten = torch.ops.aten
-_LARGEST = 4096  # numbers in a constant that is kept
+_LARGEST = 4096  # elements of a precomputed constant
 
-# Operations whose result does not depend on the numbers that they are given.
+# Operations whose result does not depend on the values of their input tensors.
 _FILLING = {
     _aten.full.default,
     _aten.full_like.default,
@@ -50,16 +50,16 @@ _FILLING = {
 
 
 def lean(module: GraphModule, known: Mapping[int, bool] | None = None) -> GraphModule:
-    """The same step, with less to do.
+    """Returns an equivalent step with fewer operations.
 
     Args:
         module: The step.
-        known: The values that some of its inputs always have, by their places.
+        known: The constant values of some inputs, by place.
     """
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     result = forgotten(GraphModule(module, graph))
-    update_anew(graph)
+    update_out_of_place(graph)
     _fold(result, known or {})
     _share(graph)
     _divide_plainly(graph)
@@ -71,7 +71,7 @@ def lean(module: GraphModule, known: Mapping[int, bool] | None = None) -> GraphM
 
 
 def without_outputs(module: GraphModule, count: int) -> GraphModule:
-    """The same step, with the first so many of its results; what is not known to matter stays."""
+    """Returns the step with only its first `count` results; operations that may be impure stay."""
     graph = Graph()
     results: Any = graph.graph_copy(module.graph, {})
     graph.output(results[:count])
@@ -80,11 +80,11 @@ def without_outputs(module: GraphModule, count: int) -> GraphModule:
     return forgotten(GraphModule(module, graph))
 
 
-# What is the same at each step ----------------------------------------------------------------
+# Constants ------------------------------------------------------------------------------------
 
 
 def _fold(module: GraphModule, inputs: Mapping[int, bool]) -> None:
-    """Computes now what depends on constants alone, or on inputs that are known."""
+    """Precomputes operations that depend only on constants and known inputs."""
     graph = module.graph
     places = enumerate(graph.find_nodes(op="placeholder"))
     known = {
@@ -114,7 +114,7 @@ def _is_short(value: Any) -> bool:
 
 
 def _value(node: Node, known: dict[Node, Any]) -> Any:
-    """What a node computes, if that can be told."""
+    """Returns the value of a node, if it is constant."""
     given = node.all_input_nodes
     if node.target in _FILLING:
         values = {each: stand_in(example(each)) for each in given}
@@ -127,7 +127,7 @@ def _value(node: Node, known: dict[Node, Any]) -> Any:
 
 
 def _chosen(node: Node, known: dict[Node, Any]) -> Node | None:
-    """The value that a node only passes on, if it does."""
+    """Returns the input that a node returns unchanged, if it does."""
     same: Any = None
     if node.target is _aten.where.self and node.args[0] in known:
         condition = known[node.args[0]]
@@ -135,17 +135,17 @@ def _chosen(node: Node, known: dict[Node, Any]) -> Node | None:
             same = node.args[1] if condition.item() else node.args[2]
     elif node.target is _aten.pow.Tensor_Scalar and node.args[1] == 1:
         same = node.args[0]
-    return same if isinstance(same, Node) and are_alike(same, node) else None
+    return same if isinstance(same, Node) and have_same_strides(same, node) else None
 
 
-# What is there already ------------------------------------------------------------------------
+# Common values and copies ---------------------------------------------------------------------
 
 
 def _share(graph: Graph) -> None:
-    """Computes everything once."""
+    """Eliminates common subexpressions."""
     seen: dict[Any, Node] = {}
     for node in steady_operations(graph):
-        # As text: 1, 1.0 and True are equal, and not the same.
+        # As text: 1, 1.0 and True are equal, but have different types.
         first = seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
         if first is not node:
             node.replace_all_uses_with(first)
@@ -153,9 +153,9 @@ def _share(graph: Graph) -> None:
 
 
 def _divide_plainly(graph: Graph) -> None:
-    """Takes out what keeps zero out of a quotient that is not used then.
+    """Removes the guard of a divisor against zero, where the quotient is discarded anyway.
 
-    `where(zero, 0, x / where(zero, 1, y))`: a derivative of it needs both, its value one.
+    `where(zero, 0, x / where(zero, 1, y))`: the derivative needs both `where`, the value only one.
     """
     updated = updated_memory(graph)
     for node in graph.find_nodes(op="call_function", target=_aten.where.self):
@@ -171,21 +171,21 @@ def _divide_plainly(graph: Graph) -> None:
             and reads(node, quotient) == 1
             and len(quotient.users) == 1
             and isinstance(divisor.args[2], Node)
-            and are_alike(divisor, divisor.args[2])
-            and are_alike(divisor, quotient)
-            and are_alike(divisor, node)
+            and have_same_strides(divisor, divisor.args[2])
+            and have_same_strides(divisor, quotient)
+            and have_same_strides(divisor, node)
         ):
             quotient.args = (x, divisor.args[2])
 
 
 def _drop_copies(graph: Graph) -> None:
-    """Takes copies out, but for those that make an output memory of its own."""
+    """Removes copies, except those that keep an output from aliasing."""
     updated = updated_memory(graph)
     for node in list(graph.nodes):
         if node.target is not _aten.clone.default or not is_steady(node, updated):
             continue
         source = node.args[0]
-        if not are_alike(node, source):
+        if not have_same_strides(node, source):
             continue
         if node in leaving(graph):
             others = {owner(output) for output in outputs(graph)} - {node}

@@ -1,10 +1,13 @@
-"""torch: parts of a recorded step, replaced by others that run faster on a CPU.
+"""Trick: replaces parts of a recorded step by others that run faster on a CPU.
 
-    graph --where images lie: for every way to run it--> graph --for inductor alone--> graph
+    graph --pooling without copies: for every compiler--> graph --for inductor only--> graph
 
-Keras writes its layers for images whose channels come last, and asks torch for copies that it can
-do without. Inductor writes good loops for most operations and bad ones for a few. A rule knows one
-such form, gives the same numbers, and where it is not sure it leaves the graph alone.
+Keras has images with channels last, and copies them for torch's max pooling, which does not need
+that. Inductor generates fast loops for most operations and slow ones for a few: gradients of max
+pooling, and small values that are computed again for each element of a large result. Results do not
+change.
+
+It does not apply on other devices, nor where the conditions of a rule are not met: the graph stays.
 """
 
 from __future__ import annotations
@@ -25,85 +28,91 @@ from trainstep._engines.torch.tricks.graph_facts import example, stand_in
 _aten = torch.ops.aten
 _pool = _aten.max_pool2d_with_indices
 _gradient = _aten.max_pool2d_with_indices_backward
-_MUCH = 64  # times as many elements
+_MUCH = 64  # ratio of elements from which a reader is much larger
 
 
 def rewritten(module: GraphModule) -> GraphModule:
-    """A copy of a recorded step that inductor compiles to faster loops."""
+    """Returns a copy of a recorded step that inductor compiles to faster loops."""
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     _pool_by_torch(graph)
-    _pad_in_order(graph)
-    _compute_small_ones_once(graph)
+    _pad_contiguously(graph)
+    _store_small_values(graph)
     return forgotten(GraphModule(module, graph))
 
 
 # Max pooling ----------------------------------------------------------------------------------
-# Keras puts the channels first and copies, which torch's kernel does not need, and which leads it
-# to its slow form. Inductor has no kernel for the gradient: it finds the maxima again, element by
-# element, and scatters. Torch's own kernels are hidden from it in operations of ours.
+# Keras moves the channels to the front and copies; torch's kernel does not need the copy, and is
+# slow on it. Inductor has no kernel for the gradient: it searches the maxima again, element by
+# element, and scatters. Custom operations hide torch's own kernels from inductor.
 
 
-def pool_where_images_lie(graph: Graph) -> None:
-    """Takes out the copies before max pooling, where nobody sees how memory lies after it."""
+def skip_pooling_copies(graph: Graph) -> None:
+    """Removes the copies before max pooling, where the new strides do not reach the outputs."""
     for node in list(graph.nodes):
         if node.target is not _pool.default:
             continue
         copy = node.args[0]
-        if copy is node.prev and copy.target is _aten.clone.default and _is_turned(copy.args[0]):
+        if (
+            copy is node.prev
+            and copy.target is _aten.clone.default
+            and _is_channels_first_view(copy.args[0])
+        ):
             others = [user for user in copy.users if user is not node]
             pooled = all(user.target is _gradient.default for user in others)
-            if pooled and _is_unseen(copy, copy.args[0]):
+            if pooled and _is_replaceable(copy, copy.args[0]):
                 copy.replace_all_uses_with(copy.args[0])
     graph.eliminate_dead_code()
 
 
-def _is_turned(node: Node) -> bool:
-    """Whether this is the view, with channels first, of an image whose channels come last."""
+def _is_channels_first_view(node: Node) -> bool:
+    """Whether a node is a view with channels first of an image with channels last."""
     return node.target is _aten.permute.default and node.args[1] == [0, 3, 1, 2]
 
 
-def _is_unseen(node: Node, other: Node) -> bool:
-    """Whether another node, of the same numbers, can take the place of one.
+def _is_replaceable(node: Node, other: Node) -> bool:
+    """Whether another node, with the same values but other strides, can replace a node.
 
-    Values that follow lie otherwise in memory then. That must end before the outputs, in
-    operations that only compute: torch has recorded some others for the memory that it saw.
+    The strides of later values change, too. They must not change for outputs, nor for operations
+    that depend on strides: torch has recorded some of them for the strides of the trace.
     """
     with FakeTensorMode():
         moved: dict[Node, Any] = {node: stand_in(example(other))}
-        for user in _behind(node):
+        for user in _after_node(node):
             if not any(given in moved for given in user.all_input_nodes):
                 continue
-            if not _only_computes(user):
+            if not _ignores_strides(user):
                 return False
             try:
                 value = _run(user, moved)
-            except Exception:  # a view that is none any more, or what cannot run on stand-ins
+            except (
+                Exception
+            ):  # a view that is not possible now, or an operation without a fake kernel
                 return False
             if _strides(value) != _strides(example(user)):
                 moved[user] = value
     return True
 
 
-def _behind(node: Node) -> Iterator[Node]:
+def _after_node(node: Node) -> Iterator[Node]:
     while node.next.op != "root":
         node = node.next
         yield node
 
 
-def _only_computes(node: Node) -> bool:
-    """Whether an operation gives the same numbers, however its operands lie in memory."""
+def _ignores_strides(node: Node) -> bool:
+    """Whether the result of an operation does not depend on the strides of its operands."""
     target = node.target
     if target is operator.getitem:
         return True
     if not isinstance(target, torch._ops.OpOverload) or target is _aten.as_strided.default:
         return False
-    if torch.Tag.nondeterministic_seeded in target.tags:  # draws fill memory in its order
+    if torch.Tag.nondeterministic_seeded in target.tags:  # random numbers fill memory in its order
         return False
-    return target.is_view or torch.Tag.pointwise in target.tags or target in _COMPUTING
+    return target.is_view or torch.Tag.pointwise in target.tags or target in _STRIDE_INDEPENDENT
 
 
-_COMPUTING = {
+_STRIDE_INDEPENDENT = {
     _aten.clone.default,
     _aten.convolution.default,
     _aten.convolution_backward.default,
@@ -137,7 +146,7 @@ def _pool_by_torch(graph: Graph) -> None:
         if node.target is not _pool.default:
             continue
         image = node.args[0]
-        if _is_turned(image) and example(image).device.type == "cpu":
+        if _is_channels_first_view(image) and example(image).device.type == "cpu":
             node.target = torch.ops.trainstep.max_pool.default
             for places in (user for user in node.users if user.args[1] == 1):
                 for user in places.users:
@@ -145,15 +154,16 @@ def _pool_by_torch(graph: Graph) -> None:
                         user.target = torch.ops.trainstep.max_pool_gradient.default
 
 
-def _pad_in_order(graph: Graph) -> None:
-    """Before a pooling that pads, Keras repeats the border; the gradient of that gets plain memory.
+def _pad_contiguously(graph: Graph) -> None:
+    """Makes the operands of gradients of replication padding contiguous.
 
-    Inductor hands it whatever memory there is, and expects a result that lies as for plain one.
+    Keras uses replication padding before a pooling with padding. Inductor passes operands with any
+    strides to its gradient, but expects the strides of the result for contiguous ones.
     """
     for node in list(graph.nodes):
         if node.target in _PADDING_GRADIENTS:
             plain = [
-                _in_memory(given, torch.empty(example(given).shape, device="meta").stride())
+                _stored(given, torch.empty(example(given).shape, device="meta").stride())
                 for given in node.args[:2]
             ]
             node.args = (*plain, *node.args[2:])
@@ -177,29 +187,29 @@ for _kind in ("CPU", "Meta"):
     _library.impl("max_pool_gradient", _gradient.default, _kind)
 
 
-# Small values that many read ------------------------------------------------------------------
-# Inductor computes what is cheap to write down again at every place that reads it: the scale of a
-# batch normalization for each of its pixels, the step size of an optimizer for each weight. There
-# is a root or a power in these, which takes longer than all the rest.
+# Small values with large readers --------------------------------------------------------------
+# Inductor inlines small computations into every loop that reads them: the scale of a batch
+# normalization for each pixel, the step size of an optimizer for each weight. They contain a square
+# root or a power, which takes longer than the rest of the loop.
 
 
-def _compute_small_ones_once(graph: Graph) -> None:
+def _store_small_values(graph: Graph) -> None:
     for node in list(graph.nodes):
         if _computes(node) and _is_read_by_much_larger(node):
             readers = list(node.users)
-            kept = _in_memory(node, example(node).stride())
+            kept = _stored(node, example(node).stride())
             for reader in readers:
                 reader.replace_input_with(node, kept)
 
 
-def _in_memory(node: Node, strides: Sequence[int]) -> Node:
-    """A value, computed and put into memory with these strides before anything reads it."""
-    from torch._inductor import inductor_prims  # slow to import; here, inductor will be used
+def _stored(node: Node, strides: Sequence[int]) -> Node:
+    """Forces inductor to store a value in memory, with these strides, before it is read."""
+    from torch._inductor import inductor_prims  # slow to import, but inductor is used in any case
 
     shape = example(node).shape
     if math.prod(shape) > 1:
         kept = _after(node, inductor_prims.force_stride_order, list(strides))
-    else:  # one number inductor would take as it is, so it gets two
+    else:  # inductor inlines a single element, so it gets two
         pair = _after(node, _aten.expand.default, [2, *shape])
         kept = _after(pair, inductor_prims.force_stride_order, [1, *strides])
         kept = _after(kept, _aten.select.int, 0, 0)
@@ -208,13 +218,13 @@ def _in_memory(node: Node, strides: Sequence[int]) -> Node:
 
 
 def _after(node: Node, operation: Any, *args: Any) -> Node:
-    """An operation on a value, right behind it."""
+    """Inserts an operation on a value, right after it."""
     with node.graph.inserting_after(node):
         return node.graph.call_function(operation, (node, *args))
 
 
 def _computes(node: Node) -> bool:
-    """Whether a node is arithmetic, with a result of its own."""
+    """Whether a node is arithmetic, with a newly allocated result."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not isinstance(example(node), torch.Tensor):
         return False
@@ -231,7 +241,7 @@ def _is_read_by_much_larger(node: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[tuple[Node, Node]]:
-    """The operations that compute with a value, or with a view of it: they, and what they get."""
+    """Yields the operations that read a value, or a view of it, with the node that they read."""
     for user in node.users:
         if isinstance(user.target, torch._ops.OpOverload):
             yield from _readers(user) if user.target.is_view else [(user, node)]
@@ -248,7 +258,7 @@ def _writes(node: Node, value: Node) -> bool:
 
 
 def _count(node: Node) -> int:
-    """The elements of a node's result, or of the largest one if it has many."""
+    """Returns the number of elements of a node's result, the largest of several."""
     value = example(node)
     values = value if isinstance(value, (list, tuple)) else [value]
     return max((math.prod(x.shape) for x in values if isinstance(x, torch.Tensor)), default=0)

@@ -1,9 +1,12 @@
-"""torch: a recorded step, replayed by the interpreter of TorchScript.
+"""Trick: replays a recorded step by the interpreter of TorchScript.
 
 It calls the same operations in the same order as Python would, in a third of the time. The record
-is written down operation by operation in TorchScript's own terms, so nothing is compiled, and what
-it cannot say is replayed by Python. Not so the swapping of new values into the parameters: the
-interpreter lets other threads run beside it, and one that reads a parameter then would crash.
+is translated operation by operation to TorchScript's intermediate form, so nothing is compiled.
+Python still swaps the new values into the parameters: the interpreter releases the GIL, and a
+thread that reads a parameter during the swap would crash.
+
+It does not apply to a record with an operation that TorchScript does not support: Python replays
+it.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from trainstep._engines.torch.tricks import lean_graph
 
 log = logging.getLogger("trainstep")
 
-_MOST = 2  # switches
-_PAYS = 256  # calls after which another record, that computes no results, is likely to pay
+_MAX_SWITCHES = 2  # switches, that is, up to four records
+_UNREAD_CALLS = 256  # calls without read outputs after which a record without outputs is built
 _optimized: Callable[[], bool] = torch._C._get_graph_executor_optimize
 _set_optimized: Callable[[bool], None] = torch._C._set_graph_executor_optimize
-# What TorchScript has numbers for.
+# TorchScript's numbers of enum values.
 _NUMBERS: dict[Any, int] = {
     torch.strided: 0,
     torch.contiguous_format: 0,
@@ -34,8 +37,8 @@ _NUMBERS: dict[Any, int] = {
     torch.channels_last: 2,
     torch.channels_last_3d: 3,
 }
-_OF_NUMBERS = {"aten::add", "aten::sub", "aten::mul", "aten::div", "aten::floor_divide"}
-_FOR_NUMBERS = {("", "Scalar"), ("Tensor", "Scalar"), ("Tensor_mode", "Scalar_mode")}
+_ARITHMETIC = {"aten::add", "aten::sub", "aten::mul", "aten::div", "aten::floor_divide"}
+_SCALAR_OVERLOADS = {("", "Scalar"), ("Tensor", "Scalar"), ("Tensor_mode", "Scalar_mode")}
 _TENSORS = torch._C.ListType.ofTensors()
 _MAYBE_TENSORS = torch._C.ListType(torch._C.OptionalType.ofTensor())
 _LISTS = {
@@ -51,12 +54,12 @@ class Replay:
 
     Args:
         module: The record.
-        switches: The places of single bools among its inputs. Whoever sets one sets it for many
-            steps, so there is a record for each of its values.
-        written: The places of the inputs that the first results are the new values of. Those are
-            swapped in, and the others returned. What the record does not read comes last.
-        lean: Whether to take out of the record what does not change its numbers.
-        script: Whether TorchScript runs it, where it can.
+        switches: The places of scalar bools among its inputs. They rarely change, so there is a
+            record for each of their values.
+        written: The places of the inputs whose new values are the first results. These are
+            swapped in, and the others returned. Inputs that the record does not read come last.
+        lean: Whether to simplify the record, see `lean_graph`.
+        script: Whether TorchScript runs it, if possible.
     """
 
     def __init__(
@@ -69,37 +72,37 @@ class Replay:
         script: bool = True,
     ) -> None:
         self._module, self._written, self._lean, self._script = module, written, lean, script
-        self._switches = switches if lean and len(switches) <= _MOST else ()
-        self._ways: dict[Any, _Way] = {}
+        self._switches = switches if lean and len(switches) <= _MAX_SWITCHES else ()
+        self._records: dict[Any, _Record] = {}
         if not self._switches:
-            self._way()  # what it costs belongs to the compilation
+            self._record()  # now, as part of the compilation
 
     def __call__(self, *inputs: Any) -> Any:
-        return self._way(*[inputs[place].item() for place in self._switches]).run(*inputs)
+        return self._record(*[inputs[place].item() for place in self._switches]).run(*inputs)
 
     def unread(self, *inputs: Any) -> None:
-        """The same if nobody reads the results: they are not computed."""
-        self._way(*[inputs[place].item() for place in self._switches]).unread(*inputs)
+        """Runs the record for its writes only; the other results are not needed."""
+        self._record(*[inputs[place].item() for place in self._switches]).unread(*inputs)
 
-    def _way(self, *values: bool) -> _Way:
-        way = self._ways.get(values)
-        if way is None:
+    def _record(self, *values: bool) -> _Record:
+        record = self._records.get(values)
+        if record is None:
             known = dict(zip(self._switches, values, strict=True))
-            way = self._ways[values] = self._made(known)
-        return way
+            record = self._records[values] = self._made(known)
+        return record
 
-    def _made(self, known: Mapping[int, bool]) -> _Way:
+    def _made(self, known: Mapping[int, bool]) -> _Record:
         module = self._module
         if self._lean:
             try:
                 module = lean_graph.lean(module, known)
-            except Exception as error:  # a graph of a form that it does not know, say
-                log.debug("a step is replayed as it was recorded: %s", error)
-        return _Way(module, self._written, script=self._script)
+            except Exception as error:  # for example, an unsupported form of a graph
+                log.debug("a recorded step cannot be simplified: %s", error)
+        return _Record(module, self._written, script=self._script)
 
 
-class _Way:
-    """Runs a record for known values of its switches, by TorchScript or by Python."""
+class _Record:
+    """Runs a record for given values of its switches, by TorchScript or by Python."""
 
     def __init__(self, module: GraphModule, written: Sequence[int], *, script: bool) -> None:
         self._module, self._written, self._calls = module, written, 0
@@ -107,19 +110,21 @@ class _Way:
         self.run = self._run_unread = _swapping(_forward(module, script), module, written)
 
     def unread(self, *inputs: Any) -> None:
-        """Runs it for what it writes; from some call on, that is all that it computes."""
+        """Runs it for its writes; after 256 such calls, a record without outputs replaces it."""
         self._calls += 1
-        if self._calls == _PAYS:
-            with contextlib.suppress(Exception):  # what has run so far runs on
-                silent = lean_graph.without_outputs(self._module, len(self._written))
-                self._run_unread = _swapping(_forward(silent, self._script), silent, self._written)
+        if self._calls == _UNREAD_CALLS:
+            with contextlib.suppress(Exception):  # the record with outputs stays in use
+                without = lean_graph.without_outputs(self._module, len(self._written))
+                self._run_unread = _swapping(
+                    _forward(without, self._script), without, self._written
+                )
         self._run_unread(*inputs)
 
 
 def _swapping(
     forward: Callable[..., Any], module: GraphModule, written: Sequence[int]
 ) -> Callable[..., Any]:
-    """What runs a record, swaps in the first of its results, and gives the others."""
+    """Returns a function that runs a record, swaps in its first results, and returns the others."""
     count = len(module.graph.find_nodes(op="placeholder"))
 
     def run(*inputs: Any) -> Any:
@@ -134,7 +139,7 @@ def _forward(module: GraphModule, script: bool) -> Callable[..., Any]:
     if script:
         try:
             return _by_script(module)
-        except Exception as error:  # an operation that TorchScript does not know, say
+        except Exception as error:  # for example, an unsupported operation
             log.debug("a step is replayed by Python: %s", error)
     return module.forward  # type: ignore[no-any-return]
 
@@ -145,15 +150,15 @@ def _by_script(module: GraphModule) -> Callable[..., Any]:
 
     def forward(*inputs: Any) -> Any:
         drawn = torch.get_rng_state() if draws else None
-        # Its optimizer, a switch of this thread, joins products of matrices and rounds otherwise.
+        # Off: the optimizer, a thread-local setting, fuses matrix products, which changes rounding.
         before = _optimized()
         try:
             _set_optimized(False)
             return script(*inputs)
-        except RuntimeError as error:  # says where in TorchScript it arose; Python's what is wrong
+        except RuntimeError as error:  # of TorchScript; Python's own error has a better text
             raised = error.__traceback__
             if raised is not None and raised.tb_next is not None:
-                raise  # in Python: by the handler of a signal
+                raise  # raised in Python, by a signal handler
             if drawn is not None:
                 torch.set_rng_state(drawn)
             return by_python(*inputs)
@@ -164,7 +169,7 @@ def _by_script(module: GraphModule) -> Callable[..., Any]:
 
 
 def scripted(module: GraphModule) -> Callable[..., Any]:
-    """A record as a function of TorchScript; raises if that cannot be."""
+    """Returns a record as a TorchScript function; raises if that is not possible."""
     graph = torch._C.Graph()
     values: dict[Node, Any] = {}
     for node in module.graph.nodes:
@@ -180,17 +185,19 @@ def scripted(module: GraphModule) -> Callable[..., Any]:
             values[node] = values[several][place]
         else:
             values[node] = _called(graph, node, values)
-    # Not by `torch.jit`, which would keep it for ever.
+    # Not with `torch.jit`, which would keep it for ever.
     return torch._C.CompilationUnit().create_function("step", graph, False)  # type: ignore[no-any-return]
 
 
 def _called(graph: Any, node: Node, values: Mapping[Node, Any]) -> Any:
-    """A call of an operation: what it gives, a list if it is several."""
+    """Inserts a call of an operation; returns its result, or a list of several."""
     schema = node.target._schema
     if _draws(node) and not node.users:
-        raise NotImplementedError(f"{schema.name}, whose numbers nobody reads, would not be drawn")
+        raise NotImplementedError(
+            f"{schema.name} without readers would be removed, with its effect on the RNG state"
+        )
     if node.kwargs.get("implicit"):
-        raise NotImplementedError(f"{schema.name} that is implicit would be left out")
+        raise NotImplementedError(f"{schema.name} with `implicit` would be removed")
     given = [
         _argument(graph, _value_of(node, place, argument), argument, values)
         for place, argument in enumerate(schema.arguments)
@@ -200,16 +207,16 @@ def _called(graph: Any, node: Node, values: Mapping[Node, Any]) -> Any:
     for output, is_list in zip(call.outputs(), several, strict=True):
         if is_list:
             output.setType(_TENSORS)
-    understood = torch._C.parse_schema(call.schema())
-    if str(understood) != str(schema) and not _is_of_a_number(schema, understood):
-        raise NotImplementedError(f"{schema} would be {understood}")
+    resolved = torch._C.parse_schema(call.schema())
+    if str(resolved) != str(schema) and not _is_scalar_overload(schema, resolved):
+        raise NotImplementedError(f"{schema} would become {resolved}")
     results = list(call.outputs())
     if several == [True]:
         count = len(node.meta["val"])
         unpack = graph.insertNode(graph.create("prim::ListUnpack", results, count))
         return list(unpack.outputs())
     if any(several):
-        raise NotImplementedError(f"{schema.name}, which gives a list and more")
+        raise NotImplementedError(f"{schema.name}, which returns a list and other results")
     return results[0] if len(results) == 1 else results
 
 
@@ -218,10 +225,10 @@ def _draws(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
-def _is_of_a_number(schema: Any, other: Any) -> bool:
-    """Whether another operation does just what this one does with a number for a tensor."""
-    same = schema.name == other.name and schema.name.rstrip("_") in _OF_NUMBERS
-    return same and (schema.overload_name, other.overload_name) in _FOR_NUMBERS
+def _is_scalar_overload(schema: Any, other: Any) -> bool:
+    """Whether another operation is this one with a number in place of a tensor."""
+    same = schema.name == other.name and schema.name.rstrip("_") in _ARITHMETIC
+    return same and (schema.overload_name, other.overload_name) in _SCALAR_OVERLOADS
 
 
 def _value_of(node: Node, place: int, argument: Any) -> Any:
