@@ -43,7 +43,7 @@ from trainstep._state.scopes import Recorder, deferred_constants
 from trainstep._surroundings.captures import Captures
 from trainstep._surroundings.mutations import ArgumentCopies
 from trainstep._surroundings.places import Place
-from trainstep._surroundings.reach import Reach, reached, taken
+from trainstep._surroundings.reach import Reach, captured_values, reached
 from trainstep._surroundings.side_effects import Observer
 
 log = logging.getLogger("trainstep")
@@ -209,7 +209,7 @@ class Tracer:
         """Returns the captured values that the step does not change itself."""
         if self._policies.captures == "ignore":
             return Captures([], {})
-        captures = taken(before, self._reach(values))
+        captures = captured_values(before, self._reach(values))
         for place in captures.unwatched:
             self._warn_large(place)
         captures.unwatched.clear()  # they may be large: keep no reference

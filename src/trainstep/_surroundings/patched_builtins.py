@@ -1,6 +1,6 @@
 """Temporarily replaces functions that draw random numbers, print, or read the clock.
 
-A replacement (stand-in) calls the original and reports the call to the listeners in `heard`. It is
+A replacement (stand-in) calls the original and reports the call to the active listeners. It is
 created once, and installed only during tracing.
 """
 
@@ -63,7 +63,7 @@ class Listener(Protocol):
         ...
 
 
-heard: list[Listener] = []  # the listeners; the last one is asked first
+active_listeners: list[Listener] = []  # the last one is asked first
 _made: dict[tuple[int, str], tuple[Any, Any]] = {}
 _lock = threading.Lock()
 
@@ -155,7 +155,7 @@ def _reporting(original: Any, kind: str, called: str) -> Any:
     @functools.wraps(original)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         frame = sys._getframe(1)
-        listeners = reversed(heard.copy())
+        listeners = reversed(active_listeners.copy())
         wanted = next((each for each in listeners if each.calling(kind, called, frame)), None)
         result = original(*args, **kwargs)
         if wanted is not None:

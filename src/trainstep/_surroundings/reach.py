@@ -8,8 +8,8 @@ that it names, and those of the layers, losses, metrics and optimizers that it c
 expressions start at a dict of globals, at the step's closure, or at a weak reference: none of them
 keeps an object alive.
 
-    reached --> all values in reach of a step; computed before and after a trace
-    taken   --> the captured values among them: read and not changed by the step
+    reached         --> all values in reach of a step; computed before and after a trace
+    captured_values --> the captured values among them: read and not changed by the step
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def reached(fn: Any, values: Sequence[Any], uses: Callable[[], Sequence[Any]]) -
     return found
 
 
-def taken(before: Reach, after: Reach) -> Captures:
+def captured_values(before: Reach, after: Reach) -> Captures:
     """The captured values of a step: those that it reads and does not change."""
     earlier = {place.text: place.value for place in before.places.values()}
     written = {write.place.text for write in after.writes}

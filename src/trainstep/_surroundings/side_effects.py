@@ -19,7 +19,7 @@ from trainstep._common import user_code
 from trainstep._common.errors import SideEffectError
 from trainstep._explain.causes import Effect
 from trainstep._surroundings.mutations import Mutations
-from trainstep._surroundings.patched_builtins import Installed, heard, install, uninstall
+from trainstep._surroundings.patched_builtins import Installed, active_listeners, install, uninstall
 from trainstep._surroundings.reach import Reach
 
 _RUN_ONCE = ("build", "__init__", "setup")
@@ -46,7 +46,7 @@ class Observer:
         self._noted: dict[tuple[str, str, int], Effect] = {}
 
     def __enter__(self) -> Observer:
-        heard.append(self)
+        active_listeners.append(self)
         try:
             install(self._reach.modules.values(), self._installed)
         except BaseException:  # Ctrl-C, for example: nothing must stay replaced
@@ -55,7 +55,7 @@ class Observer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        heard.remove(self)
+        active_listeners.remove(self)
         uninstall(self._installed)
 
     def add(self, effects: Iterable[Effect]) -> None:

@@ -58,11 +58,11 @@ class OpenTrace:
         observer, before = self.observer, self._before
         if observer is not None:
             observer.__exit__()
-        from trainstep._surroundings.reach import taken
+        from trainstep._surroundings.reach import captured_values
 
         captures = None
         if before is not None and self._look is not None and not self.trace.failed:
-            captures = taken(before, self._look())
+            captures = captured_values(before, self._look())
             captures.unwatched.clear()
         fn = self._fn
         self.observer = self._before = self._fn = self._look = None
@@ -169,9 +169,9 @@ class Watcher:
 
     def check(self, kept: CapturedValues, noticed: Callable[[], Site] = lambda: NOWHERE) -> None:
         """Records the captured values that have changed since the trace."""
-        from trainstep._surroundings.patched_builtins import heard
+        from trainstep._surroundings.patched_builtins import active_listeners
 
-        if heard or kept.holds():  # during a trace, stand-ins replace some of the values
+        if active_listeners or kept.holds():  # during a trace, stand-ins replace some of the values
             return
         cells = kept.cells()
         changes = list(kept.captures.changes(cells))
