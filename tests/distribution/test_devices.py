@@ -20,6 +20,7 @@ TOLERANCE = 1e-10
 JAX = keras.backend.backend() == "jax"
 pytestmark = [
     pytest.mark.devices,
+    pytest.mark.sampled(3),
     pytest.mark.skipif(
         keras.backend.backend() == "torch", reason="torch has one device in a process"
     ),

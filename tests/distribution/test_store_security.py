@@ -277,6 +277,7 @@ def test_the_mode_of_the_file_does_not_depend_on_the_umask(state: Path) -> None:
     assert state.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_have_one_key(state: Path) -> None:
     code = "from trainstep._engines.shared.authkey import job_key; print(job_key('127.0.0.1'))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KERAS_BACKEND": "jax"}
@@ -396,6 +397,7 @@ def test_a_short_key_is_refused(state: Path, monkeypatch: pytest.MonkeyPatch, ke
     assert not key or f"'{key}'" not in str(caught.value)  # no part of a key is printed
 
 
+@pytest.mark.slow
 def test_the_store_does_not_import_tensorflow() -> None:
     code = (
         "import sys; import trainstep._engines.tensorflow.store; print('tensorflow' in sys.modules)"

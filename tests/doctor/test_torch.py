@@ -785,6 +785,7 @@ def test_a_backward_program_belongs_to_its_function() -> None:
     assert trace.seconds["compile"] > before.get("compile", 0.0)
 
 
+@pytest.mark.slow
 def test_a_model_of_keras_that_is_compiled_is_one_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -103,6 +103,7 @@ bad(torch.ones(3, 3))
 }
 
 
+@pytest.mark.slow
 @SLOW_IMPORT
 def test_stacks_are_those_of_a_plain_run(tmp_path: Path) -> None:
     script = written(tmp_path, SHOW + SCRIPTS[ENGINE])

@@ -114,6 +114,7 @@ def test_results_that_are_not_read_add_nothing(backend: str) -> None:
     assert resident() - memory < 10 * MB
 
 
+@pytest.mark.slow
 def test_calls_that_fail_add_nothing() -> None:
     signature = [ts.Spec((None, 4))]
     step = ts.function(lambda x: ops.sum(x), signature=signature, max_traces=1, shapes="exact")
@@ -218,6 +219,7 @@ def test_many_models_in_a_loop_do_not_add_up(make: Callable[[], Callable[[Any], 
     assert min(second - first, third - second) < 10 * MB
 
 
+@pytest.mark.slow
 def test_a_dropped_function_frees_what_it_closed_over() -> None:
     class Owner:
         pass

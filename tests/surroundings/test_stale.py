@@ -1160,6 +1160,7 @@ def test_what_a_callback_changes_takes_effect_in_the_next_epoch() -> None:
 # ------------------------------------------------------------------ nothing changed: one trace
 
 
+@pytest.mark.slow
 def test_many_steps_that_read_many_things_are_one_trace() -> None:
     config = {"loss": {"alpha": OLD}, "sizes": [3, 1], "names": ("a", "b")}
     table = np.arange(3, dtype="float32")
@@ -1190,6 +1191,7 @@ def test_many_steps_that_read_many_things_are_one_trace() -> None:
         assert compiled.trace_count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["retrace", "raise"])
 def test_a_whole_training_is_one_trace_of_each_step(policy: str) -> None:
     model = keras.Sequential(

@@ -47,6 +47,7 @@ def story(model: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_every_method_returns_what_keras_returns() -> None:
     expected, found = story(compiled()), story(ts.accelerate(compiled()))
     for a, b in zip(expected, found, strict=True):
@@ -58,6 +59,7 @@ def test_every_method_returns_what_keras_returns() -> None:
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_may_be_compiled_afterwards_and_again() -> None:
     model = ts.accelerate(compiled())
     model.fit(X, Y, verbose=0)
@@ -78,6 +80,7 @@ def test_restore_gives_the_methods_of_keras_back() -> None:
     model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.slow
 def test_an_accelerated_model_is_saved_and_copied_as_ever(tmp_path: Path) -> None:
     model = ts.accelerate(compiled())
     model.fit(X, Y, verbose=0)

@@ -143,6 +143,7 @@ def test_learning_rate_set_in_the_middle_of_an_epoch() -> None:
     assert trainer.trace_count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
 def test_stop_training(hook: str) -> None:
     def make() -> list[Any]:
@@ -180,6 +181,7 @@ def test_early_stopping() -> None:
     assert_twins(trainer, theirs, EXACT)
 
 
+@pytest.mark.slow
 def test_model_checkpoint(tmp_path: Path) -> None:
     theirs, trainer = twins(mlp, regression)
     places = iter([tmp_path / "ours", tmp_path / "theirs"])
@@ -236,6 +238,7 @@ def test_reduce_on_plateau() -> None:
     assert_twins(trainer, theirs, EXACT)
 
 
+@pytest.mark.slow
 def test_csv_logger(tmp_path: Path) -> None:
     places = iter([tmp_path / "ours.csv", tmp_path / "theirs.csv"])
     run(
@@ -276,6 +279,7 @@ def test_terminate_on_nan() -> None:
     assert ("on_train_batch_end", 3) not in batches[0]
 
 
+@pytest.mark.slow
 def test_backup_and_restore(tmp_path: Path) -> None:
     """A fit that was interrupted goes on as if it had not been."""
     wanted = lone(mlp, regression)

@@ -82,6 +82,7 @@ def test_a_stream_of_batches_is_trained_on_as_with_exact_shapes() -> None:
     assert traces(exactly) == 3
 
 
+@pytest.mark.slow
 def test_a_stream_of_batches_is_that_of_keras() -> None:
     """Weighted and unweighted metrics, weights of samples; trained, tested and predicted."""
 
@@ -137,6 +138,7 @@ def test_the_trainers_trace_count_counts_no_programs_for_sizes() -> None:
 # Whole data sets.
 
 
+@pytest.mark.slow
 def test_three_epochs_with_a_short_last_batch_are_two_programs() -> None:
     theirs, trainer = twins(mlp, regression)
     x, y = batch(100)
@@ -266,6 +268,7 @@ def test_a_stream_for_several_inputs_and_outputs() -> None:
 # Sequences.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_time_distributed_with_varying_time_is_right(masked: bool) -> None:
     """Keras leaves out steps or masks under an unknown time on TensorFlow; ours may refuse."""
@@ -360,6 +363,7 @@ def test_dynamic_of_a_trainer_is_checked() -> None:
             lone(mlp, regression, dynamic=dynamic).train_on_batch(*batch(4))
 
 
+@pytest.mark.slow
 def test_a_loss_scale_that_is_made_in_a_record_for_all_sizes_is_no_constant() -> None:
     """Before it is built, Keras's loss-scaling optimizer scales by a Python number."""
     optimizer = keras.optimizers.LossScaleOptimizer(

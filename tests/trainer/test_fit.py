@@ -114,6 +114,7 @@ def test_arrays(name: str) -> None:
     assert_fits(theirs, trainer, X, Y, **ARRAYS[name])
 
 
+@pytest.mark.slow
 def test_random_layers() -> None:
     """Dropout draws the same numbers, and the batch-norm's statistics agree."""
     theirs, trainer = twins(random_layers, regression)
@@ -167,6 +168,7 @@ def test_structures() -> None:
     assert_same([got["p"], got["q"]], [wanted["p"], wanted["q"]], EXACT, EXACT)
 
 
+@pytest.mark.slow
 def test_class_weight() -> None:
     theirs, trainer = twins(classifier, classification)
     weights = {0: 0.5, 1: 2.0, 2: 3.0}
@@ -235,6 +237,7 @@ SOURCES: dict[str, tuple[Callable[[], Any], Options]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SOURCES)
 def test_sources(name: str) -> None:
     make, options = SOURCES[name]
@@ -242,6 +245,7 @@ def test_sources(name: str) -> None:
     assert_fits(theirs, trainer, make, validation_data=VALIDATION, **options)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", [batches, Rows, tf_dataset, data_loader])
 def test_evaluate_and_predict_sources(make: Callable[[], Any]) -> None:
     theirs, trainer = twins(mlp, weighted)
@@ -314,7 +318,7 @@ def test_tuples_of_arrays() -> None:
         assert_twins(trainer, theirs, EXACT)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "make"), [(2, mlp), (4, random_layers), (50, mlp)])
 def test_several_steps_per_call(steps: int, make: Callable[[], keras.Model]) -> None:
     """The same numbers, whether or not the steps divide the six batches, of which one is short."""
@@ -376,6 +380,7 @@ def orders(seed: int, shuffle: bool, epochs: int = 3) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_shuffle() -> None:
     found = orders(3, shuffle=True)
     assert all(sorted(order) == list(range(10)) for order in found)

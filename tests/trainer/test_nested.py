@@ -36,6 +36,7 @@ def random_layers() -> keras.Model:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [mlp, random_layers])
 def test_nested_equals_plain(build: Any) -> None:
     trainer, other = lone(build, regression), lone(build, regression)
@@ -180,6 +181,7 @@ def test_nested_test_and_predict() -> None:
     assert_same(trainer.model.weights, before, 0, 0)
 
 
+@pytest.mark.slow
 def test_changes_reach_the_nested_step() -> None:
     """The rate and the limit are values to the program around the step, too."""
     trainer, other = (lone(mlp, regression, clip_norm=0.5) for _ in range(2))
@@ -213,6 +215,7 @@ def test_failed_step_around_changes_nothing() -> None:
     assert_same([*trainer.model.variables, *trainer.optimizer.variables], before, 0, 0)
 
 
+@pytest.mark.slow
 def test_plain_tf_function(backend: str) -> None:
     """After one ordinary call, which builds all variables."""
     if backend != "tensorflow":

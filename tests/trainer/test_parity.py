@@ -364,6 +364,7 @@ def half_precision() -> Iterator[None]:
     keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.usefixtures("half_precision")
 def test_loss_scaling(clip: float | None) -> None:
@@ -385,6 +386,7 @@ def test_loss_scaling(clip: float | None) -> None:
 WEIGHTS = {0: 0.5, 1: 2.0, 2: 3.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", ["flat", "column", "one-hot"])
 def test_class_weight(labels: str) -> None:
     kind = "categorical_crossentropy" if labels == "one-hot" else "sparse_categorical_crossentropy"
@@ -468,6 +470,7 @@ def test_list_of_rows_at_the_first_call() -> None:
     assert_logs(got, wanted, EXACT)
 
 
+@pytest.mark.slow
 def test_batches_of_any_size() -> None:
     """The mean is over the batch at hand, of one sample or many."""
     theirs, trainer = twins(mlp, regression)
@@ -482,6 +485,7 @@ def test_batches_of_any_size() -> None:
     assert_twins(trainer, theirs, EXACT)
 
 
+@pytest.mark.slow
 def test_values_are_of_the_batch_alone() -> None:
     """Repeated evaluation of a batch gives the same, and nothing is trained by it."""
     trainer = lone(mlp, regression)

@@ -55,6 +55,7 @@ def test_values_come_in_the_structure_of_the_fetches() -> None:
     assert set(t.run({"a": "loss"}, X, Y)) == {"a"}
 
 
+@pytest.mark.slow
 def test_nothing_changes_without_update() -> None:
     t = trainer()
     t.train_on_batch(X, Y)
@@ -74,6 +75,7 @@ def test_the_loss_is_that_of_the_next_training_step() -> None:
     assert t.train_on_batch(X, Y)["loss"] == pytest.approx(asked, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_value_and_grad() -> None:
     t = trainer(dropout=False)
     m = t.model
@@ -161,6 +163,7 @@ def test_a_close_name_is_suggested() -> None:
         trainer().run("activations/frist", X, Y)
 
 
+@pytest.mark.slow
 def test_an_inspection_shows_every_layer_and_changes_nothing() -> None:
     t = trainer()
     t.train_on_batch(X, Y)

@@ -80,7 +80,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -110,6 +110,7 @@ def test_a_step_without_products_is_left_to_xla() -> None:
     assert libraries._options(jax.make_jaxpr(lambda a: a + 1)(1.0)) == DEFAULT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [wide, convolutional, both])
 def test_the_numbers_are_those_of_xla_by_itself(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
     """TOLERANCE: five steps in float32, whose sums are taken in another order."""

@@ -65,6 +65,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_small_slots_and_metrics_of_a_trainer_are_packed_and_weights_are_not() -> None:
     trainer = trainer_of()
     trainer.train_on_batch(X, Y)
@@ -80,7 +81,7 @@ def test_small_slots_and_metrics_of_a_trainer_are_packed_and_weights_are_not() -
     assert all(pack_of(v) is None and type(v) is keras.Variable for v in others)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sgd", "rmsprop", "adam"])
 def test_keras_fits_on_after_a_trainer(name: str) -> None:
     """Its `fit` takes every value away for a while, and gives it back."""
@@ -149,6 +150,7 @@ def test_numbers_of_every_kind_keep_their_bits() -> None:
     assert bits(v.value for v in variables) == bits(x[::-1].copy() for x in given)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_is_set_and_looked_at_between_steps(apart: Any) -> None:
     def run() -> list[Any]:
         trainer, seen = trainer_of(), []
@@ -164,6 +166,7 @@ def test_a_learning_rate_that_is_set_and_looked_at_between_steps(apart: Any) -> 
     assert_same(run(), apart(run), **ROUNDING)
 
 
+@pytest.mark.slow
 def test_large_slots_and_metrics_of_a_function_have_arrays_of_their_own() -> None:
     model, optimizer = model_of(300), keras.optimizers.Adam()
     mae = keras.metrics.MeanAbsoluteError()
@@ -187,7 +190,7 @@ def test_large_slots_and_metrics_of_a_function_have_arrays_of_their_own() -> Non
     assert all(pack_of(v) is None for v in mae.variables)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -212,6 +215,7 @@ def test_numbers_are_those_of_variables_apart(apart: Any, how: Any, steps_per_ca
     assert_same(run(), apart(run), **ROUNDING)
 
 
+@pytest.mark.slow
 def test_who_looks_at_a_slot_gets_an_array_that_no_step_changes(apart: Any) -> None:
     def run() -> list[Any]:
         trainer, seen = trainer_of(), []
@@ -223,6 +227,7 @@ def test_who_looks_at_a_slot_gets_an_array_that_no_step_changes(apart: Any) -> N
     assert_same(run(), apart(run), **ROUNDING)
 
 
+@pytest.mark.slow
 def test_a_value_that_is_assigned_is_what_the_next_step_begins_with(apart: Any) -> None:
     def run() -> list[np.ndarray]:
         trainer = trainer_of()
@@ -248,6 +253,7 @@ def test_a_frozen_layer_keeps_its_slots_and_goes_on_with_them(apart: Any) -> Non
     assert_same(run(), apart(run), **ROUNDING)
 
 
+@pytest.mark.slow
 def test_other_functions_read_and_write_packed_slots(apart: Any) -> None:
     def run() -> list[Any]:
         trainer = trainer_of()
@@ -295,6 +301,7 @@ def test_copies_and_pickles_are_plain_variables() -> None:
     assert np.array_equal(pickle.loads(pickle.dumps(host(slot))), host(slot))
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_loaded_with_its_slots(tmp_path: Path) -> None:
     trainer = trainer_of()
     for _ in range(3):
@@ -314,6 +321,7 @@ def test_a_saved_model_is_loaded_with_its_slots(tmp_path: Path) -> None:
     assert_same(values_of(trainer.optimizer.variables), values_of(loaded.optimizer.variables), 0, 0)
 
 
+@pytest.mark.slow
 def test_keras_trains_on_with_packed_slots(apart: Any) -> None:
     def run() -> list[np.ndarray]:
         model = model_of(6)
@@ -327,6 +335,7 @@ def test_keras_trains_on_with_packed_slots(apart: Any) -> None:
     assert_same(run(), apart(run), **ROUNDING)
 
 
+@pytest.mark.slow
 def test_a_function_on_the_host_may_look_at_a_slot() -> None:
     trainer, seen = trainer_of(), []
     trainer.train_on_batch(X, Y)
@@ -388,6 +397,7 @@ def test_a_layout_takes_packs_apart_and_training_goes_on(apart: Any) -> None:
     assert_same(run(), apart(run), **ROUNDING)
 
 
+@pytest.mark.slow
 def test_a_dropped_model_takes_its_packs_along() -> None:
     trainer = trainer_of()
     trainer.train_on_batch(X, Y)

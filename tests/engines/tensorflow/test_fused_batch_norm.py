@@ -107,6 +107,7 @@ def test_norms_in_lower_precision(made: Made) -> None:
     assert_twins(trainer, theirs, 1e-2)
 
 
+@pytest.mark.slow
 def test_norms_of_sizes_that_vary(made: Made) -> None:
     theirs, trainer = pair(lambda: [layers.BatchNormalization()], (4, 3))
     for rows in (6, 1, 9):

@@ -104,6 +104,7 @@ def trained(optimize: str, *, repeat: int = 1, **more: Any) -> ts.Trainer:
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeat", [1, 3])
 def test_a_convnet_trains_as_without(repeat: int) -> None:
     """ROUNDING: XLA sums in another order than the plain kernels; 2e-7 was seen."""
@@ -114,6 +115,7 @@ def test_a_convnet_trains_as_without(repeat: int) -> None:
     assert by_xla.predict(normal(8, 9, 9, 1)).shape == (8, 1)
 
 
+@pytest.mark.slow
 def test_a_dropped_model_takes_the_functions_along() -> None:
     def known() -> int:
         gc.collect()

@@ -41,6 +41,7 @@ def assert_same(got: Any, expected: Any) -> None:
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimize", ["trace", "full"])
 def test_a_module_trains_as_under_keras(optimize: str) -> None:
     model, module = wrapped()

@@ -89,6 +89,7 @@ def test_a_bad_batch_that_nobody_reads_is_an_error_all_the_same(at: int) -> None
     assert int(careful.optimizer.iterations) == 1 + at
 
 
+@pytest.mark.slow
 def test_stopping_in_the_middle_tells_what_was_seen() -> None:
     one, seen = trainer(), []
 

@@ -883,6 +883,7 @@ def test_a_dropped_function_frees_what_it_called(optimize: str, sizes: tuple[int
     assert collected(use())
 
 
+@pytest.mark.slow
 def test_an_argument_that_is_passed_on_is_not_held() -> None:
     seen: list[str] = []
 

@@ -180,6 +180,7 @@ def test_fit_goes_on_and_its_history_is_of_the_good_batches(steps: int) -> None:
         assert got[name] == pytest.approx(values, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_only_training_is_guarded() -> None:
     trainer = lone(mlp, regression, nan_policy="raise", check_values=False)
     trainer.train_on_batch(X, Y)
@@ -426,6 +427,7 @@ def gan(first: str | None, second: str | None) -> tuple[ts.Trainer, ts.Trainer]:
     )
 
 
+@pytest.mark.slow
 def test_of_two_trainers_in_a_function_the_bad_one_skips() -> None:
     one, two = gan("skip", "skip")
     alone = lone(mlp, regression, nan_policy="skip")
@@ -550,6 +552,7 @@ def test_the_message_says(part: str) -> None:
     assert (caught.value.function, caught.value.skipped) == ("step", 2)
 
 
+@pytest.mark.slow
 def test_a_raising_trainer_is_as_it_was() -> None:
     trainer = lone(random_layers, adam, nan_policy="raise")
     for batch, _ in batches(4, (16,), share=0.0):
@@ -578,7 +581,7 @@ def test_sizes_that_vary_raise(optimize: str) -> None:
     assert trainer.trace_count == 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 4])
 def test_fit_raises(steps: int) -> None:
     trainer = lone(random_layers, adam, nan_policy="raise")
