@@ -2,8 +2,10 @@
 
     python -m tests.run [--slow] [--slow-third] [--engines jax,torch] [pytest's own arguments]
 
-Each engine has a process group of its own: Keras fixes its backend when it is imported. The tests
-of several devices and of the engine without its tricks follow in processes of their own, too.
+Each engine has a process of its own: Keras fixes its backend when it is imported. The tests of
+several devices and of the engine without its tricks follow in processes of their own, too. JAX,
+which takes as long as the other two, runs beside them: one process each, so that nothing is
+imported and collected twice. More processors share out the tests of a process (`--jobs`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 ENGINES = ("jax", "tensorflow", "torch")
@@ -69,18 +72,25 @@ def run(name: str, arguments: list[str], **environment: str) -> Result:
     return Result(name, 0 if code == NO_TESTS else code, time.monotonic() - started, counts)
 
 
+def lane(engines: list[str], selected: str, jobs: int, more: list[str]) -> list[Result]:
+    """All runs of some engines, one after the other."""
+    return [result for engine in engines for result in runs(engine, selected, jobs, more)]
+
+
 def runs(engine: str, selected: str, jobs: int, more: list[str]) -> list[Result]:
     """All runs of one engine."""
     chosen = {"KERAS_BACKEND": engine}
-    shared = ["-n", str(jobs), "--dist", "worksteal", *more]
+    shared = ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 else ["-p", "no:xdist"]
+    shared += more
     found = [run(engine, ["-m", f"({selected}) and not devices", *shared], **chosen)]
     if more:  # files of the caller's choice, and nothing else
         return found
     if engine != "torch":  # which has one device in a process
         devices = ["-m", f"({selected}) and devices", "tests/distribution", *shared]
         found.append(run(f"{engine}, devices", devices, TRAINSTEP_DEVICES="4", **chosen))
-    plain = ["-m", "not slow and not devices", *WITHOUT_TRICKS, *shared]
-    found.append(run(f"{engine}, without tricks", plain, TRAINSTEP_TRICKS="off", **chosen))
+    if selected != "slow":
+        plain = ["-m", "not slow and not devices", *WITHOUT_TRICKS, *shared]
+        found.append(run(f"{engine}, without tricks", plain, TRAINSTEP_TRICKS="off", **chosen))
     return found
 
 
@@ -95,9 +105,14 @@ def main() -> int:
     selected = "slow" if options.slow_third else "slow or not slow" if options.slow else "not slow"
     if options.slow_third:
         os.environ["TRAINSTEP_SLOW_THIRD"] = str(_commit() % 3)
-    results: list[Result] = []
-    for engine in options.engines.split(","):
-        results += runs(engine, selected, options.jobs, more)
+    engines = options.engines.split(",")
+    lanes = [engines]
+    if "jax" in engines and len(engines) > 1 and options.jobs > 1:
+        lanes = [["jax"], [engine for engine in engines if engine != "jax"]]
+    jobs = -(-options.jobs // len(lanes))
+    with ThreadPoolExecutor() as pool:
+        started = [pool.submit(lane, each, selected, jobs, more) for each in lanes]
+        results = [result for each in started for result in each.result()]
     print("", *(result.line() for result in results), sep="\n")
     return int(any(result.code for result in results))
 

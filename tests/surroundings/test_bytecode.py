@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
+import asyncio.tasks
+import contextlib
+import dataclasses
+import enum
+import inspect
+import sys
+import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from trainstep._surroundings.bytecode import changed_at, scan
+from trainstep._surroundings import bytecode
+from trainstep._surroundings.bytecode import changed_at, scan, unknown_instructions
 from trainstep._surroundings.code_model import Path
 
 pytestmark = pytest.mark.plain
@@ -71,6 +82,32 @@ def looped(self: Any) -> Any:
     return [w + 1 for w in self.weights]
 
 
+def one_or_the_other(self: Any) -> Any:
+    return (self.cfg or config["deep"]).alpha
+
+
+def hidden_by_a_comprehension(self: Any) -> Any:
+    each = self.options
+    found = [each.beta for each in self.items]
+    return found, each.alpha
+
+
+def in_a_slice(self: Any) -> Any:
+    return self.weights[self.start : 3]
+
+
+def matched(self: Any) -> Any:
+    match self.mode:
+        case "fast":
+            return self.a
+        case _:
+            return self.b
+
+
+def with_keywords(self: Any) -> Any:
+    return helper(x=self.cfg, y=[alpha, *self.rest])
+
+
 def in_text(self: Any) -> Any:
     return f"{self.alpha!r:>10}"
 
@@ -111,6 +148,16 @@ def by_walrus(self: Any) -> Any:
         (unpacked, {"local self.pair[0]", "local self.pair[1]"}),
         (looped, {"local self.weights"}),
         (in_text, {"local self.alpha"}),
+        (one_or_the_other, {"local self.cfg.alpha", "global config['deep'].alpha"}),
+        (
+            hidden_by_a_comprehension,
+            {"local self.options.alpha", "local self.items"}
+            # Before Python 3.12 a comprehension is a function of its own.
+            | ({"local self.items[None].beta"} if sys.version_info >= (3, 12) else set()),
+        ),
+        (in_a_slice, {"local self.weights", "local self.start"}),
+        (matched, {"local self.mode", "local self.a", "local self.b"}),
+        (with_keywords, {"local self.cfg", "global alpha", "local self.rest", "global helper"}),
         (starred, {"local self.args", "local self.options", "global helper"}),
         (chained, {"local self.low", "local self.high"}),
         (in_a_try, {"local self.inside", "local self.after", "local self.lock"}),
@@ -189,10 +236,13 @@ def test_the_line_that_changes_a_parameter_is_found() -> None:
     assert changed_at(grows.__code__, "other") == first
 
 
-def test_every_function_of_the_standard_library_can_be_scanned() -> None:
-    import argparse
-    import inspect
-    import types
+def test_every_instruction_of_this_python_is_known() -> None:
+    assert unknown_instructions() == set()
+
+
+def test_every_function_of_the_standard_library_is_scanned_to_its_end() -> None:
+    """The scan compares the size of its stack with `dis` after every instruction."""
+    modules = (argparse, ast, asyncio.tasks, contextlib, dataclasses, enum, inspect, typing)
 
     def codes(code: types.CodeType) -> Any:
         yield code
@@ -200,7 +250,30 @@ def test_every_function_of_the_standard_library_can_be_scanned() -> None:
             if isinstance(inner, types.CodeType):
                 yield from codes(inner)
 
-    for module in (argparse, inspect):
-        source = compile(inspect.getsource(module), module.__file__, "exec")
-        for code in codes(source):
-            scan(code)
+    for module in modules:
+        source = compile(inspect.getsource(module), str(module.__file__), "exec")
+        assert {scan(code).unknown for code in codes(source)} == {""}
+
+
+def test_an_instruction_that_is_not_known_ends_the_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(bytecode.EFFECTS, "COMPARE_OP")
+    scan.cache_clear()
+    assert scan(chained.__code__).unknown == "the instruction COMPARE_OP"
+    assert unknown_instructions() == {"COMPARE_OP"}
+    scan.cache_clear()
+
+
+def test_an_instruction_that_means_something_else_ends_the_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(bytecode.EFFECTS, "COMPARE_OP", (1, 1))
+    scan.cache_clear()
+    assert scan(chained.__code__).unknown == "the instruction COMPARE_OP"
+    scan.cache_clear()
+
+
+def test_an_unknown_python_is_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bytecode.instructions, "SUPPORTED", ())
+    scan.cache_clear()
+    assert "the instructions of Python 3." in scan(chained.__code__).unknown
+    scan.cache_clear()

@@ -3,8 +3,11 @@
     code --scan--> reads    `alpha`, `self.cfg.alpha`, `table["lr"]`, each with its line
                    writes   `global n; n = ...`, `self.x = ...`, `seen.append(...)`
                    calls    the called path, with its arguments
+                   unknown  an instruction that this file does not know, if there is one
 
 The scan simulates Python's stack. A value that it cannot derive is unknown (None), never wrong.
+After every instruction the size of the stack is compared with `dis`: on a Python whose
+instructions have changed, the scan ends, and says so in `unknown`.
 """
 
 from __future__ import annotations
@@ -13,59 +16,34 @@ import dis
 import functools
 from collections import Counter
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
+from trainstep._surroundings import instructions
 from trainstep._surroundings.code_model import Call, Constant, LocalFunction, Path, Scan
+from trainstep._surroundings.instructions import BINDINGS, EFFECTS, POPS_PER_ARGUMENT, VERSION
 
 _CONSTANT_KEYS = (str, int, bytes, bool, type(None), float, tuple)
-# The number of values that an instruction pops and pushes, for those that only compute.
-_STACK_EFFECTS = {
-    "BINARY_OP": (2, 1),
-    "COMPARE_OP": (2, 1),
-    "IS_OP": (2, 1),
-    "CONTAINS_OP": (2, 1),
-    "UNARY_NEGATIVE": (1, 1),
-    "UNARY_NOT": (1, 1),
-    "UNARY_INVERT": (1, 1),
-    "UNARY_POSITIVE": (1, 1),
-    "GET_LEN": (0, 1),
-    "LIST_EXTEND": (1, 0),
-    "SET_UPDATE": (1, 0),
-    "DICT_UPDATE": (1, 0),
-    "DICT_MERGE": (1, 0),
-    "LIST_APPEND": (1, 0),
-    "SET_ADD": (1, 0),
-    "MAP_ADD": (2, 0),
-    "LIST_TO_TUPLE": (1, 1),
-    "RETURN_VALUE": (1, 0),
-    "YIELD_VALUE": (1, 1),
-    "POP_TOP": (1, 0),
-    "BEFORE_WITH": (1, 2),
-    "IMPORT_NAME": (2, 1),
-    "IMPORT_FROM": (0, 1),
-    "PUSH_NULL": (0, 1),
-    "LOAD_CLOSURE": (0, 1),
-    "LOAD_BUILD_CLASS": (0, 1),
-}
-_POPS_PER_ARGUMENT = {
-    "BUILD_TUPLE": 1,
-    "BUILD_LIST": 1,
-    "BUILD_SET": 1,
-    "BUILD_STRING": 1,
-    "BUILD_SLICE": 1,
-    "BUILD_MAP": 2,
-}
-_BLOCK_ENDS = ("RETURN_VALUE", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD")
 
 
 @functools.lru_cache(maxsize=4096)
 def scan(code: CodeType) -> Scan:
     """The reads, writes and calls of `code`, except those of its own variables."""
     machine = _StackMachine(code)
+    if VERSION not in instructions.SUPPORTED:
+        machine.scan.unknown = f"the instructions of Python {VERSION[0]}.{VERSION[1]}"
+        return machine.scan
     for instruction in dis.get_instructions(code):
-        machine.step(instruction)
+        if not machine.step(instruction):
+            machine.scan.unknown = f"the instruction {instruction.opname}"
+            return machine.scan
     machine.scan.inner = [c for c in code.co_consts if isinstance(c, CodeType)]
     return machine.scan
+
+
+def unknown_instructions() -> set[str]:
+    """The instructions of the running Python that `scan` does not know."""
+    known = {name[1:] for name in vars(_StackMachine) if name[1:].isupper()}
+    return instructions.names() - known - EFFECTS.keys() - POPS_PER_ARGUMENT.keys()
 
 
 def changed_at(code: CodeType, parameter: str) -> int:
@@ -74,6 +52,19 @@ def changed_at(code: CodeType, parameter: str) -> int:
     writes = [line for path, line in found.writes.items() if path.name == parameter]
     calls = [call.line for call in found.calls if call.path.name == parameter]
     return min(writes or calls, default=code.co_firstlineno)
+
+
+class _OneOf(NamedTuple):
+    """One of several values, which depends on a branch."""
+
+    values: tuple[Any, ...]
+
+
+class _Hidden(NamedTuple):
+    """The meaning of a local name before a comprehension, part of this code, uses that name."""
+
+    name: str
+    alias: Path | LocalFunction | None
 
 
 class _StackMachine:
@@ -85,52 +76,65 @@ class _StackMachine:
         self._constants = code.co_consts
         flags = bool(code.co_flags & 4) + bool(code.co_flags & 8)
         count = code.co_argcount + code.co_kwonlyargcount + flags
-        stores = Counter(
-            i.argval
-            for i in dis.get_instructions(code)
-            if i.opname in ("STORE_FAST", "STORE_DEREF", "DELETE_FAST", "DELETE_DEREF")
-        )
-        self._assigned_once = {name for name, times in stores.items() if times == 1}
-        self._parameters = {name for name in code.co_varnames[:count] if name not in stores}
+        bindings = _bindings(code)
+        self._assigned_once = {name for name, times in bindings.items() if times == 1}
+        self._parameters = {name for name in code.co_varnames[:count] if not bindings[name]}
+        # Since Python 3.13 LOAD_FAST also loads the cells of a new function's closure.
+        self._cells = {*code.co_cellvars, *code.co_freevars} if VERSION >= (3, 13) else set()
+        self._in_comprehension: set[str] = set()  # variables of comprehensions in this code
         self._stack: list[Any] = []
+        self._added = 0  # values, since the instruction began
         self._stacks_at: dict[int, list[Any]] = {}
         self._keywords: tuple[str, ...] = ()
         self._line = code.co_firstlineno
         self._dead = False
 
-    def step(self, i: dis.Instruction) -> None:
-        if i.starts_line is not None:
-            self._line = i.starts_line
+    def step(self, i: dis.Instruction) -> bool:
+        """Simulates an instruction; returns whether it is known."""
+        self._line = instructions.line(i) or self._line
         self._join(i.offset)
+        self._added = 0
         handler = getattr(self, f"_{i.opname}", None)
+        top = self._stack[-1] if self._stack else None
         if handler is not None:
             handler(i)
-        elif i.opname in _STACK_EFFECTS:
-            self._consume(*_STACK_EFFECTS[i.opname])
-        elif i.opname in _POPS_PER_ARGUMENT:
-            self._consume(_POPS_PER_ARGUMENT[i.opname] * (i.arg or 0), 1)
-        elif i.opname.startswith("POP_JUMP"):
-            self._consume(1, 0)
+        elif i.opname in EFFECTS:
+            self._consume(*EFFECTS[i.opname])
+        elif i.opname in POPS_PER_ARGUMENT:
+            self._consume(POPS_PER_ARGUMENT[i.opname] * (i.arg or 0), 1)
         else:
-            effect = dis.stack_effect(i.opcode, i.arg, jump=False)
-            self._consume(max(0, -effect), max(0, effect))
-        if i.opcode in dis.hasjrel or i.opcode in dis.hasjabs:
-            self._stacks_at.setdefault(i.argval, list(self._stack))
-        self._dead = i.opname in _BLOCK_ENDS
+            return False
+        if not instructions.has_effect(i, self._added):
+            return False
+        if instructions.is_jump(i):
+            self._stacks_at.setdefault(i.argval, self._after_jump(i, top))
+        self._dead = i.opname in instructions.BLOCK_ENDS
+        return True
+
+    def _after_jump(self, i: dis.Instruction, top: Any) -> list[Any]:
+        """The stack where a jump continues; `top` was on the stack before it."""
+        more = instructions.effect(i, jump=True) - self._added
+        if more < 0:
+            return self._stack[:more]
+        return self._stack + [top] * more  # `a or b` keeps `a` if it jumps
 
     def _join(self, offset: int) -> None:
-        """Joins the stacks of all jumps to an offset: values that differ become unknown."""
+        """Joins the stacks of all jumps to an offset."""
         other = self._stacks_at.get(offset)
         if self._dead:
             self._stack = list(other or ())
         elif other is not None and len(other) == len(self._stack):
-            for index, (mine, theirs) in enumerate(zip(self._stack, other, strict=True)):
-                if mine != theirs:
-                    self._read(mine)
-                    self._read(theirs)
-                    self._stack[index] = None
+            self._stack = [
+                mine if mine == theirs else _one_of([mine, theirs])
+                for mine, theirs in zip(self._stack, other, strict=True)
+            ]
+
+    def _push(self, *values: Any) -> None:
+        self._stack += values
+        self._added += len(values)
 
     def _pop(self) -> Any:
+        self._added -= 1
         return self._stack.pop() if self._stack else None
 
     def _consume(self, pops: int, pushes: int) -> list[Any]:
@@ -138,51 +142,95 @@ class _StackMachine:
         popped = [self._pop() for _ in range(pops)][::-1]
         for value in popped:
             self._read(value)
-        self._stack += [None] * pushes
+        self._push(*[None] * pushes)
         return popped
 
     def _read(self, value: Any) -> None:
-        if isinstance(value, Path):
-            self.scan.reads.setdefault(value, self._line)
+        for each in _paths(value):
+            self.scan.reads.setdefault(each, self._line)
 
     def _write(self, owner: Any, kind: str, key: Any) -> None:
-        if isinstance(owner, Path):
-            self.scan.writes.setdefault(owner.then(kind, key), self._line)
+        for each in _paths(owner):
+            self.scan.writes.setdefault(each.then(kind, key), self._line)
 
     # Names ----------------------------------------------------------------------------------
 
     def _LOAD_CONST(self, i: dis.Instruction) -> None:
-        self._stack.append(Constant(i.argval))
+        self._push(Constant(i.argval))
+
+    def _LOAD_SMALL_INT(self, i: dis.Instruction) -> None:
+        self._push(Constant(i.arg))
 
     def _LOAD_GLOBAL(self, i: dis.Instruction) -> None:
-        if (i.arg or 0) & 1:
-            self._stack.append(None)
-        self._stack.append(Path("global", i.argval))
+        # The order of both changed in Python 3.13; a called value is either of them.
+        self._push(*[None] * ((i.arg or 0) & 1), Path("global", i.argval))
 
     def _LOAD_NAME(self, i: dis.Instruction) -> None:
-        self._stack.append(Path("global", i.argval))
+        self._push(Path("global", i.argval))
+
+    def _LOAD_FROM_DICT_OR_GLOBALS(self, i: dis.Instruction) -> None:
+        self._pop()
+        self._LOAD_NAME(i)
+
+    def _load(self, name: str) -> None:
+        known = self.scan.aliases.get(name)
+        self._push(known or (Path("local", name) if name in self._parameters else None))
 
     def _LOAD_FAST(self, i: dis.Instruction) -> None:
-        name = i.argval
-        known = self.scan.aliases.get(name)
-        self._stack.append(known or (Path("local", name) if name in self._parameters else None))
+        for name in i.argval if isinstance(i.argval, tuple) else (i.argval,):
+            if name in self._cells:
+                self._push(None)
+            else:
+                self._load(name)
+
+    _LOAD_FAST_CHECK = _LOAD_FAST_LOAD_FAST = _LOAD_FAST
+    _LOAD_FAST_BORROW = _LOAD_FAST_BORROW_LOAD_FAST_BORROW = _LOAD_FAST
+
+    def _LOAD_FAST_AND_CLEAR(self, i: dis.Instruction) -> None:
+        """Begins a comprehension, whose variable hides another of that name."""
+        self._in_comprehension.add(i.argval)
+        self._push(_Hidden(i.argval, self.scan.aliases.pop(i.argval, None)))
 
     def _LOAD_DEREF(self, i: dis.Instruction) -> None:
         if i.argval in self._free:
-            self._stack.append(Path("free", i.argval))
+            self._push(Path("free", i.argval))
         else:
-            self._LOAD_FAST(i)
+            self._load(i.argval)
 
-    def _STORE_FAST(self, i: dis.Instruction) -> None:
+    _LOAD_CLASSDEREF = _LOAD_DEREF
+
+    def _LOAD_FROM_DICT_OR_DEREF(self, i: dis.Instruction) -> None:
+        self._pop()
+        self._LOAD_DEREF(i)
+
+    def _bind(self, name: str) -> None:
         value = self._pop()
-        if isinstance(value, (Path, LocalFunction)) and i.argval in self._assigned_once:
-            self.scan.aliases[i.argval] = value
+        if isinstance(value, _Hidden):  # the comprehension has ended
+            self._in_comprehension.discard(name)
+            self.scan.aliases.pop(name, None)
+            if value.alias is not None:
+                self.scan.aliases[name] = value.alias
+        elif isinstance(value, (Path, LocalFunction)) and (
+            name in self._assigned_once or name in self._in_comprehension
+        ):
+            self.scan.aliases[name] = value
         else:
             self._read(value)
 
+    def _STORE_FAST(self, i: dis.Instruction) -> None:
+        self._bind(i.argval)
+
+    def _STORE_FAST_STORE_FAST(self, i: dis.Instruction) -> None:
+        for name in i.argval:
+            self._bind(name)
+
+    def _STORE_FAST_LOAD_FAST(self, i: dis.Instruction) -> None:
+        self._bind(i.argval[0])
+        self._load(i.argval[1])
+
     def _STORE_DEREF(self, i: dis.Instruction) -> None:
         if i.argval not in self._free:
-            self._STORE_FAST(i)
+            self._bind(i.argval)
             return
         self._read(self._pop())
         self.scan.writes.setdefault(Path("free", i.argval), self._line)
@@ -195,11 +243,18 @@ class _StackMachine:
 
     def _LOAD_ATTR(self, i: dis.Instruction) -> None:
         owner = self._pop()
-        self._stack.append(owner.then("attr", i.argval) if isinstance(owner, Path) else None)
+        self._push(_one_of([path.then("attr", i.argval) for path in _paths(owner)]))
+        if VERSION >= (3, 12) and (i.arg or 0) & 1:  # a method, and its object
+            self._push(None)
 
     def _LOAD_METHOD(self, i: dis.Instruction) -> None:
         self._LOAD_ATTR(i)
-        self._stack.append(None)
+        self._push(None)
+
+    def _LOAD_SUPER_ATTR(self, i: dis.Instruction) -> None:
+        for _ in range(3):  # `super`, the class and the object
+            self._pop()
+        self._push(Path("super", "").then("attr", i.argval), *[None] * ((i.arg or 0) & 1))
 
     def _STORE_ATTR(self, i: dis.Instruction) -> None:
         owner, value = self._pop(), self._pop()
@@ -209,20 +264,32 @@ class _StackMachine:
     def _DELETE_ATTR(self, i: dis.Instruction) -> None:
         self._write(self._pop(), "attr", i.argval)
 
+    def _BINARY_OP(self, i: dis.Instruction) -> None:
+        if i.argrepr == "[]":  # since Python 3.14
+            self._BINARY_SUBSCR(i)
+        else:
+            self._consume(2, 1)
+
     def _BINARY_SUBSCR(self, i: dis.Instruction) -> None:
         key, owner = self._pop(), self._pop()
-        if isinstance(owner, Path) and _is_key(key):
-            self._stack.append(owner.then("item", key.value))
+        if _is_key(key):
+            self._push(_one_of([path.then("item", key.value) for path in _paths(owner)]))
             return
         self._read(owner)
         self._read(key)
-        self._stack.append(None)
+        self._push(None)
 
     def _STORE_SUBSCR(self, i: dis.Instruction) -> None:
         key, owner, value = self._pop(), self._pop(), self._pop()
         self._read(key)
         self._read(value)
         self._write(owner, "item", key.value if _is_key(key) else None)
+
+    def _STORE_SLICE(self, i: dis.Instruction) -> None:
+        self._consume(2, 0)
+        owner, value = self._pop(), self._pop()
+        self._read(value)
+        self._write(owner, "item", None)
 
     def _DELETE_SUBSCR(self, i: dis.Instruction) -> None:
         key, owner = self._pop(), self._pop()
@@ -233,14 +300,14 @@ class _StackMachine:
     def _GET_ITER(self, i: dis.Instruction) -> None:
         owner = self._pop()
         self._read(owner)
-        self._stack.append(owner.then("each", None) if isinstance(owner, Path) else None)
+        self._push(_one_of([path.then("each", None) for path in _paths(owner)]))
 
     def _FOR_ITER(self, i: dis.Instruction) -> None:
-        self._stack.append(self._stack[-1] if self._stack else None)
+        self._push(self._stack[-1] if self._stack else None)
 
     def _COPY(self, i: dis.Instruction) -> None:
         depth = i.arg or 0
-        self._stack.append(self._stack[-depth] if len(self._stack) >= depth else None)
+        self._push(self._stack[-depth] if len(self._stack) >= depth else None)
 
     def _SWAP(self, i: dis.Instruction) -> None:
         depth = i.arg or 0
@@ -248,12 +315,13 @@ class _StackMachine:
             self._stack[-1], self._stack[-depth] = self._stack[-depth], self._stack[-1]
 
     def _UNPACK_SEQUENCE(self, i: dis.Instruction) -> None:
-        owner = self._pop()
-        places = range(i.arg or 0)
-        if isinstance(owner, Path):
-            self._stack += [owner.then("item", place) for place in reversed(places)]
-        else:
-            self._stack += [None for _ in places]
+        paths = _paths(self._pop())
+        for place in reversed(range(i.arg or 0)):
+            self._push(_one_of([path.then("item", place) for path in paths]))
+
+    def _UNPACK_EX(self, i: dis.Instruction) -> None:
+        before, after = (i.arg or 0) & 0xFF, (i.arg or 0) >> 8
+        self._consume(1, before + 1 + after)
 
     # Calls ----------------------------------------------------------------------------------
 
@@ -263,21 +331,37 @@ class _StackMachine:
     def _PRECALL(self, i: dis.Instruction) -> None:
         """Does nothing: the CALL that follows does."""
 
+    def _CALL_KW(self, i: dis.Instruction) -> None:
+        names = self._pop()
+        self._keywords = names.value if isinstance(names, Constant) else ()
+        self._CALL(i)
+
     def _CALL(self, i: dis.Instruction) -> None:
         names, self._keywords = self._keywords, ()
-        given = [self._pop() for _ in range(i.arg or 0)][::-1]
-        second, first = self._pop(), self._pop()
-        called = first if first is not None else second
+        given = [self._known(self._pop()) for _ in range(i.arg or 0)][::-1]
+        called = self._pop_called()
         split = len(given) - len(names)
         args, keywords = given[:split], dict(zip(names, given[split:], strict=False))
-        self._stack.append(self._attribute_by_name(called, args))
-        if isinstance(called, Path):  # the analysis of the callee finds whether it reads them
-            self.scan.calls.append(Call(called, args, keywords, self._line))
-        elif isinstance(called, LocalFunction) and not keywords:
+        self._push(self._attribute_by_name(called, args))
+        if isinstance(called, LocalFunction) and not keywords:
             self.scan.local_calls.append((called.code, args))
+        elif paths := _paths(called):  # the analysis of the callee finds whether it reads them
+            self.scan.calls += [Call(path, args, keywords, self._line) for path in paths]
         else:
             for value in given:
                 self._read(value)
+
+    def _pop_called(self) -> Any:
+        """Pops the called value, and the place for its object beside it."""
+        second, first = self._pop(), self._pop()
+        return first if first is not None else second
+
+    def _known(self, value: Any) -> Any:
+        """The value, if it is a single one; several are read here, since a call is given one."""
+        if isinstance(value, _OneOf):
+            self._read(value)
+            return None
+        return value
 
     def _attribute_by_name(self, called: Any, args: list[Any]) -> Path | None:
         """The path of `getattr` or `setattr` with a constant name, which equals a dot."""
@@ -293,27 +377,66 @@ class _StackMachine:
         return args[0].then("attr", args[1].value)
 
     def _CALL_FUNCTION_EX(self, i: dis.Instruction) -> None:
-        popped = self._consume(2 + ((i.arg or 0) & 1), 1)
-        self._drop_below_top()
-        if isinstance(popped[0], Path):
-            starred = popped[1] if isinstance(popped[1], Path) else None
-            self.scan.calls.append(Call(popped[0], [], {}, self._line, starred))
-
-    def _drop_below_top(self) -> None:
-        """Drops the NULL that was below the called function, now below the result."""
-        if len(self._stack) >= 2:
-            del self._stack[-2]
+        # Since Python 3.14 there is a place for `**kwargs` even if there are none.
+        given = self._consume(1 + (1 if VERSION >= (3, 14) else (i.arg or 0) & 1), 0)
+        called = self._pop_called()
+        self._read(called)
+        self._push(None)
+        starred = given[0] if isinstance(given[0], Path) else None
+        self.scan.calls += [Call(path, [], {}, self._line, starred) for path in _paths(called)]
 
     def _MAKE_FUNCTION(self, i: dis.Instruction) -> None:
-        popped = self._consume(1 + bin(i.arg or 0).count("1"), 0)
+        parts = 0 if VERSION >= (3, 13) else bin(i.arg or 0).count("1")
+        popped = self._consume(1 + parts, 0)
         code = popped[-1].value if isinstance(popped[-1], Constant) else None
-        self._stack.append(LocalFunction(code) if isinstance(code, CodeType) else None)
+        self._push(LocalFunction(code) if isinstance(code, CodeType) else None)
+
+    def _SET_FUNCTION_ATTRIBUTE(self, i: dis.Instruction) -> None:
+        made = self._pop()
+        self._read(self._pop())
+        self._push(made)
+
+    # Texts, dicts, errors: their effect depends on the argument -------------------------------
 
     def _FORMAT_VALUE(self, i: dis.Instruction) -> None:
         self._consume(1 + bool((i.arg or 0) & 4), 1)
 
+    def _BUILD_INTERPOLATION(self, i: dis.Instruction) -> None:
+        self._consume(2 + ((i.arg or 0) & 1), 1)
+
     def _BUILD_CONST_KEY_MAP(self, i: dis.Instruction) -> None:
         self._consume(1 + (i.arg or 0), 1)
+
+    def _RAISE_VARARGS(self, i: dis.Instruction) -> None:
+        self._consume(i.arg or 0, 0)
+
+
+def _bindings(code: CodeType) -> Counter[str]:
+    """How often each local variable is bound, except by the comprehensions in this code."""
+    found: Counter[str] = Counter()
+    for i in dis.get_instructions(code):
+        if i.opname in BINDINGS:
+            names = i.argval if isinstance(i.argval, tuple) else (i.argval,)
+            found.update(names[: BINDINGS[i.opname]])
+        elif i.opname == "LOAD_FAST_AND_CLEAR":
+            found[i.argval] -= 3  # bound inside, and restored after its end or an exception
+    return found
+
+
+def _one_of(values: list[Any]) -> Any:
+    """One value that stands for all of these; None if nothing is known."""
+    known = dict.fromkeys(each for value in values for each in _alternatives(value))
+    known.pop(None, None)
+    return _OneOf(tuple(known)) if len(known) > 1 else next(iter(known), None)
+
+
+def _paths(value: Any) -> list[Path]:
+    """The paths that a value on the stack stands for."""
+    return [each for each in _alternatives(value) if isinstance(each, Path)]
+
+
+def _alternatives(value: Any) -> tuple[Any, ...]:
+    return value.values if isinstance(value, _OneOf) else (value,)
 
 
 def _is_key(value: Any) -> bool:

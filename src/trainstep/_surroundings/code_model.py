@@ -72,6 +72,7 @@ class Scan:
     local_calls: list[tuple[CodeType, list[Value]]] = field(default_factory=list)  # of those
     # Local names that stand for a path or a local function.
     aliases: dict[str, Path | LocalFunction] = field(default_factory=dict)
+    unknown: str = ""  # why the code could not be analyzed to its end; "": it was
 
 
 class StarArguments(list["Place | None"]):
@@ -85,6 +86,30 @@ class Frame:
     globals: Mapping[str, Any]
     cells: dict[str, Place]
     locals: dict[str, Place]
+
+
+class AllNames(NamedTuple):
+    """All names in a piece of code and in the functions that it defines."""
+
+    roots: list[Path]  # its globals, variables and arguments
+    attributes: list[str]
+    keywords: list[str]  # possibly those of its calls
+
+    @classmethod
+    def of(cls, code: CodeType, frame: Frame) -> AllNames:
+        """The names of a piece of code."""
+        codes = [code]
+        for each in codes:  # grows
+            codes += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
+        names = dict.fromkeys(name for each in codes for name in each.co_names)
+        constants = [value for each in codes for value in each.co_consts]
+        texts = [value for value in constants if isinstance(value, str)]  # of `getattr`
+        tuples = [value for value in constants if isinstance(value, tuple)]
+        keywords = dict.fromkeys(name for each in tuples for name in each if isinstance(name, str))
+        roots = [Path("global", name) for name in names if name in frame.globals]
+        roots += [Path("free", name) for name in frame.cells]
+        roots += [Path("local", name) for name in frame.locals]
+        return cls(roots, [*dict.fromkeys([*names, *texts])], [*keywords])
 
 
 def closure_places(fn: types.FunctionType, text: str) -> dict[str, Place]:

@@ -13,6 +13,7 @@ from typing import Any
 from trainstep._common import user_code
 from trainstep._surroundings.bytecode import scan
 from trainstep._surroundings.code_model import (
+    AllNames,
     Call,
     Constant,
     Frame,
@@ -36,6 +37,9 @@ from trainstep._surroundings.value_kinds import (
 
 log = logging.getLogger("trainstep")
 _MAX_FUNCTIONS = 2000  # analyzed for one step
+# Of code that is analyzed by its names alone: combinations of names, and attributes in each.
+_MAX_PATHS = 20_000
+_MAX_STEPS = 3
 
 
 class CodeWalker(PathFollower):
@@ -103,6 +107,9 @@ class CodeWalker(PathFollower):
         self._count += 1
         self.modules[id(frame.globals)] = frame.globals
         found = scan(code)
+        if found.unknown:
+            self._guarded(self._code_by_names, code, frame, found.unknown)
+            return
         for path, line in found.reads.items():
             self._guarded(self._read, path, frame, code, line)
         for path, line in found.writes.items():
@@ -115,6 +122,49 @@ class CodeWalker(PathFollower):
         for inner in found.inner:
             if inner not in host_functions:
                 self._code(inner, self._inner_frame(inner, code, found, frame))
+
+    def _code_by_names(self, code: types.CodeType, frame: Frame, unknown: str) -> None:
+        """Analyzes code whose bytecode cannot be read: it may combine all names that it has.
+
+        Every global, variable and argument may be read, with every attribute that the code names,
+        and may be passed to every function. That finds more than the code reads, and not less.
+        """
+        _report_unknown(unknown)
+        names = AllNames.of(code, frame)
+        paths, line = list(names.roots), code.co_firstlineno
+        for path in paths:  # grows
+            expanded = self._expanded(path, frame, code)
+            found = [self._place_of(each, frame, code, line) for each in expanded]
+            values = [_unwrapped(place).value for place in found if place is not None]
+            if not values:
+                continue
+            self._read(path, frame, code, line)
+            if any(map(is_users_function, values)):
+                self._call_with_any(path, names, frame, code)
+            elif len(path.steps) < _MAX_STEPS:
+                paths += [path.then("attr", name) for name in names.attributes]
+                if any(isinstance(value, (list, tuple)) for value in values):
+                    paths.append(path.then("each", None))
+            if len(paths) > _MAX_PATHS:
+                self.missed.append(f"more than {_MAX_PATHS} combinations of names")
+                return
+        if "super" in names.attributes:
+            for name in names.attributes:
+                self._call_with_any(Path("super", "").then("attr", name), names, frame, code)
+
+    def _call_with_any(
+        self, path: Path, names: AllNames, frame: Frame, code: types.CodeType
+    ) -> None:
+        """Analyzes a call of a function, given each of the code's names as each argument."""
+        line = code.co_firstlineno
+        for root in names.roots:
+            place = self._place_of(root, frame, code, line)
+            if place is not None and isinstance(place.value, StarArguments):
+                call = Call(path, [], {}, line, starred=root)
+            else:
+                keywords: dict[str, Value] = dict.fromkeys(names.keywords, root)
+                call = Call(path, [root] * code.co_stacksize, keywords, line)
+            self._guarded(self._call, call, frame, code)
 
     def _guarded(self, follow: Any, *args: Any) -> None:
         """Calls `follow`; an error in the user's objects must not stop the rest."""
@@ -264,6 +314,20 @@ class CodeWalker(PathFollower):
         else:
             self._on_read(owner)
         return True
+
+
+_reported: set[str] = set()
+
+
+def _report_unknown(unknown: str) -> None:
+    """Says once that some code can only be analyzed by its names."""
+    if unknown not in _reported:
+        _reported.add(unknown)
+        log.warning(
+            "trainstep does not know %s. It watches every global, variable and attribute that the "
+            "code of a step names, so it may retrace for a value that the step does not read",
+            unknown,
+        )
 
 
 def _identity(place: Place) -> str:
