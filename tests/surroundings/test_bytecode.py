@@ -272,8 +272,5 @@ def test_an_instruction_that_means_something_else_ends_the_scan(
     scan.cache_clear()
 
 
-def test_an_unknown_python_is_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bytecode.instructions, "SUPPORTED", ())
-    scan.cache_clear()
+def test_an_unknown_python_is_not_guessed_at(unknown_python: None) -> None:
     assert "the instructions of Python 3." in scan(chained.__code__).unknown
-    scan.cache_clear()

@@ -273,6 +273,27 @@ def test_each_kind_is_reported_once_with_its_line_what_happens_and_the_cure(
 
 
 @BY_NAME
+def test_each_kind_is_reported_on_a_python_whose_instructions_are_unknown(
+    fn: Any, name: str, cures: tuple[str, ...], outside: None, unknown_python: None
+) -> None:
+    """Some lines are those of the function then."""
+    step = ts.function(fn)
+
+    with heard(ts.SideEffectWarning) as found:
+        for _ in range(3):
+            step(X)
+
+    first = fn.__code__.co_firstlineno
+    last = max(line for *_, line in fn.__code__.co_lines() if line)
+    assert {file for file, _ in places(found)} == {__file__}
+    assert all(first <= line <= last for _, line in places(found))
+    text = str(found[0].message)
+    assert name in text or name in ("mine", "normal")  # the line would show these names
+    assert any(cure in text for cure in cures)
+    assert step.trace_count == 1
+
+
+@BY_NAME
 def test_each_kind_is_an_error_if_asked_for(
     fn: Any, name: str, cures: tuple[str, ...], outside: None
 ) -> None:

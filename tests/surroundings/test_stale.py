@@ -653,6 +653,27 @@ def test_by_default_a_change_takes_effect_or_is_warned_of(name: str, modules: Mo
     assert case.compiled.trace_count == 2  # the first program
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_change_takes_effect_on_a_python_whose_instructions_are_unknown(
+    name: str, modules: Modules, unknown_python: None
+) -> None:
+    case = KINDS[name](ts.function, modules)
+
+    with quiet():
+        assert [case() for _ in range(3)] == [OLD] * 3
+    assert case.compiled.trace_count == 1
+
+    case.change(NEW)
+    with heard(ts.StaleCaptureWarning) as found:
+        got = [case(), case()]
+    if case.sure or got == [NEW, NEW]:
+        assert got == [NEW, NEW]
+        assert not found
+    else:
+        assert [names(case, str(w.message)) for w in found] == [True]
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_with_warn_the_old_value_goes_on_and_each_change_is_named_once(
     name: str, modules: Modules

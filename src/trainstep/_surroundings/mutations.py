@@ -173,7 +173,7 @@ class _Generator(_Mutable):
 def _mutables(reach: Reach) -> Iterator[tuple[Place, _Mutable]]:
     """The mutable values in reach of a step, each with the place to report."""
     lines: dict[int, Place] = {}
-    for write in reach.writes:
+    for write in (*reach.writes, *reach.possible_writes.values()):
         kind, key = write.key
         if write.owner is None:
             text = write.place.text

@@ -5,6 +5,7 @@ Only the user's own code is analyzed, not that of libraries.
 
 from __future__ import annotations
 
+import functools
 import logging
 import types
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,10 @@ from trainstep._surroundings.places import Place, Write, extend, read_at
 from trainstep._surroundings.value_kinds import (
     CONTAINERS,
     MUTATORS,
+    class_attribute,
     is_callback,
     is_data,
+    is_module,
     is_users_function,
 )
 
@@ -47,6 +50,7 @@ class CodeWalker(PathFollower):
 
     Attributes:
         writes: The names, attributes and containers that the code changes.
+        possible_writes: Those that code may change whose bytecode cannot be read.
         modules: The globals of the user's code, by id.
         missed: The errors of code that could not be analyzed.
     """
@@ -54,6 +58,7 @@ class CodeWalker(PathFollower):
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[Write] = []
+        self.possible_writes: dict[str, Write] = {}
         self.modules: dict[int, Any] = {}
         self.missed: list[str] = []
         self._known: set[Any] = set()
@@ -126,8 +131,9 @@ class CodeWalker(PathFollower):
     def _code_by_names(self, code: types.CodeType, frame: Frame, unknown: str) -> None:
         """Analyzes code whose bytecode cannot be read: it may combine all names that it has.
 
-        Every global, variable and argument may be read, with every attribute that the code names,
-        and may be passed to every function. That finds more than the code reads, and not less.
+        Every global, variable and argument may be read and assigned, with every attribute that the
+        code names, and may be passed to every function. That finds more than the code does, and
+        not less.
         """
         _report_unknown(unknown)
         names = AllNames.of(code, frame)
@@ -135,9 +141,12 @@ class CodeWalker(PathFollower):
         for path in paths:  # grows
             expanded = self._expanded(path, frame, code)
             found = [self._place_of(each, frame, code, line) for each in expanded]
-            values = [_unwrapped(place).value for place in found if place is not None]
+            places = [place for place in found if place is not None]
+            values = [_unwrapped(place).value for place in places]
             if not values:
                 continue
+            for place in places:
+                self._may_write(path, place, names, code)
             self._read(path, frame, code, line)
             if any(map(is_users_function, values)):
                 self._call_with_any(path, names, frame, code)
@@ -151,6 +160,22 @@ class CodeWalker(PathFollower):
         if "super" in names.attributes:
             for name in names.attributes:
                 self._call_with_any(Path("super", "").then("attr", name), names, frame, code)
+
+    def _may_write(self, path: Path, place: Place, names: AllNames, code: types.CodeType) -> None:
+        """Records that code may assign a name, and each attribute of its value that it names."""
+        if not place.text:
+            return
+        if not path.steps and path.scope != "local":
+            self.possible_writes[place.text] = Write(None, ("name", path.name), place)
+        value = place.value
+        if is_data(value) or (is_module(value) and not user_code.is_users_module(value)):
+            return
+        for name in names.attributes:
+            if isinstance(class_attribute(value, name), functools.cached_property):
+                continue
+            written = self._expressions.attribute(place, name, None)
+            write = Write(place, ("attr", name), read_at(written, code, code.co_firstlineno))
+            self.possible_writes[written.text] = write
 
     def _call_with_any(
         self, path: Path, names: AllNames, frame: Frame, code: types.CodeType
