@@ -6,6 +6,7 @@ jaxpr(state, arguments) --rewrite, jit, lower, compile--> executable, written st
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import textwrap
 from collections import deque
@@ -25,7 +26,7 @@ from trainstep._engines.jax.disk_cache import on_disk
 from trainstep._engines.jax.host import hosts_in
 from trainstep._engines.jax.layout import Spread, active, copy_shards, has_sharding
 from trainstep._engines.jax.processes import with_others
-from trainstep._engines.jax.refcounts import OPERAND, refcount
+from trainstep._engines.jax.refcounts import expected_count, refcount
 from trainstep._engines.jax.state_layout import StateLayout
 from trainstep._engines.shared.host_function import Host, raising_host_errors
 
@@ -71,7 +72,8 @@ def build(
     fallible = _has_callback(closed.jaxpr)
     # JAX assembles PRNG keys in Python, where Ctrl-C can interrupt before the state is stored.
     keyed = any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) for x in closed.out_avals)
-    donates = tricks.may_donate() and options.donate and not fallible and not keyed
+    may_donate = tricks.may_donate() and options.donate and _unshared_count() is not None
+    donates = may_donate and not fallible and not keyed
     spread = None
     inputs = tricks.inputs(arguments, is_numpy if layout is None and not fallible else ())
     if layout is not None:
@@ -135,6 +137,40 @@ _GUARD = """
         counts = list(map(refcount, islice(operands, {count})))
         operands = (*unalias(operands[:{count}], counts), *operands[{count}:])
 """
+
+
+def _run_text(values: Sequence[str], inputs: Sequence[str], guard: str, wait: str) -> str:
+    operands = "".join(f"{each}, " for each in (*values, *inputs))
+    return _RUN.format(values=f"[{', '.join(values)}]", operands=operands, guard=guard, wait=wait)
+
+
+@functools.cache
+def _unshared_count() -> int | None:
+    """Returns the reference count of a buffer without another owner in `_GUARD`."""
+    found: list[bool] = []
+
+    def unalias(state: Sequence[Any], counts: Sequence[int]) -> Sequence[Any]:
+        found.append(True)
+        return state
+
+    slots: list[dict[str, Any]] = [{}]
+    names = {**_TOOLS, "new": slots, "slots": slots, "unalias": unalias, "unsafe": ()}
+    names["call"] = lambda *operands: operands
+    text = _run_text(["v0"], ["*leaves"], _GUARD.format(count=1), "")
+    run = define("run(leaves)", text, names)
+
+    def trial(alone: Any, is_shared: bool) -> bool:
+        found.clear()
+        slots[0]["_value"] = object()
+        other_owner = [slots[0]["_value"]] if is_shared else None
+        run.__globals__["alone"] = alone
+        run(())
+        del other_owner
+        return bool(found)
+
+    return expected_count("a variable that a step writes", trial)
+
+
 # JAX runs the first call of each kind (of a program; with NumPy arrays; with its own arrays) in
 # Python code, where Ctrl-C could interrupt between donation and the store of the new state.
 _UNSAFE_CALLS = 2
@@ -171,7 +207,7 @@ class FastExecutable:
             if inputs.is_multiprocess:
                 self._call, self._ready = with_others(self._call), with_others(self._ready)
         self._names = {
-            "alone": OPERAND * len(changed),
+            "alone": (_unshared_count() or 0) * len(changed),
             "call": self._call,
             "inputs": inputs,
             "new": self._new,
@@ -188,12 +224,7 @@ class FastExecutable:
         self._run = define("run(leaves)", text, {**self._names, "unsafe": self._unsafe})
 
     def _text(self, inputs: Sequence[str]) -> str:
-        text = _RUN.format(
-            values=f"[{', '.join(self._values)}]",
-            operands="".join(f"{each}, " for each in (*self._values, *inputs)),
-            guard=self._guard,
-            wait=self._wait,
-        )
+        text = _run_text(self._values, inputs, self._guard, self._wait)
         if not self._locks:
             return text
         return f"with {', '.join(self._locks)}:\n{textwrap.indent(text, '    ')}"
@@ -228,8 +259,8 @@ class FastExecutable:
 
     def _unalias(self, state: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
         """Returns the buffers, with copies of those that have another owner."""
-        pairs = zip(state, counts, strict=True)
-        return [self._copy(x) if count > OPERAND else x for x, count in pairs]
+        pairs, alone = zip(state, counts, strict=True), _unshared_count() or 0
+        return [self._copy(x) if count > alone else x for x, count in pairs]
 
     def fits(self) -> bool:
         """Whether the variables are stored as they were when the program was compiled."""

@@ -51,7 +51,7 @@ def atomic_call(compiled: Any) -> Callable[..., Any] | None:
 
 def inputs(arguments: Sequence[Any], is_numpy: Sequence[bool]) -> Any:
     """Returns the converter of arguments to inputs of a program; see `PlainInputs`."""
-    if is_on("input_buffers"):
+    if is_on("input_buffers") and input_buffers.works():
         return input_buffers.InputBuffers(arguments, is_numpy)
     return PlainInputs(arguments)
 
@@ -59,7 +59,7 @@ def inputs(arguments: Sequence[Any], is_numpy: Sequence[bool]) -> Any:
 def row_taker(array: Any) -> Taker:
     """Returns a function that copies the rows of an array at the given places."""
     plain = type(array) is np.ndarray and not array.dtype.hasobject
-    if plain and is_on("row_buffers"):
+    if plain and is_on("row_buffers") and row_buffers.works():
         return row_buffers.RowTaker(array)
     return plain_taker(array)
 

@@ -14,6 +14,7 @@ new memory.
 
 from __future__ import annotations
 
+import functools
 import math
 import textwrap
 from collections import deque
@@ -26,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from trainstep._common.codegen import Source
+from trainstep._common.codegen import Source, define
 from trainstep._engines.contract import Tensor
-from trainstep._engines.jax.refcounts import BLOCK, refcount
+from trainstep._engines.jax.refcounts import expected_count, refcount
 from trainstep._engines.jax.tricks.row_buffers import is_row_buffer
 from trainstep._engines.shared.padding import aligned, own
 
@@ -130,7 +131,7 @@ class InputBuffer:
         self._depth = _depth(size)
         # Blocks of memory, with a view for each argument; the least recently used comes first.
         self._blocks: deque[tuple[Any, ...]] = deque()
-        self._unshared_count = BLOCK + len(arguments)  # references to a block without other owners
+        self._fill: Callable[..., Any] | None = None
 
     @property
     def _is_shared(self) -> bool:
@@ -152,13 +153,13 @@ class InputBuffer:
             return self._copied(*given)
         if not self._blocks:
             self._new_block()
-        self._blocks.rotate(-1)
-        whole, *parts = self._blocks[-1]
-        if refcount(whole) > self._unshared_count:
-            whole, *parts = self._new_block()
-        for part, x in zip(parts, given, strict=True):
-            part[...] = x
-        return whole
+        if self._fill is None:
+            arrays = [f"x{place}" for place in range(len(given))]
+            source = self._claim("block", arrays)
+            self._fill = define(
+                f"fill({', '.join(arrays)})", f"{source.text}return block", source.names
+            )
+        return self._fill(*given)
 
     def source(self, name: str, arrays: Mapping[str, Any]) -> tuple[Source, str]:
         """Returns statements that prepare the input for such arguments, and its expression."""
@@ -169,18 +170,28 @@ class InputBuffer:
             return Source("", {f"{name}_of": self._copied}), f"{name}_of({', '.join(arrays)})"
         if not self._blocks:
             self._new_block()
+        claim = self._claim(name, list(arrays))
+        if self._is_shared:
+            return claim, name
+        copied = textwrap.indent(claim.text, "    ")
+        text = _ROW_BUFFER.format(name=name, array=first, copied=copied)
+        return Source(text, {**claim.names, "is_row_buffer": is_row_buffer}), name
+
+    def _claim(self, name: str, arrays: Sequence[str]) -> Source:
+        """Returns statements that copy arrays into a block without another owner."""
         parts = [f"{name}_{place}" for place in range(len(arrays))]
-        filled = [f"{part}[...] = {array}\n" for part, array in zip(parts, arrays, strict=True)]
-        text = _CLAIM.format(
-            name=name, parts=", ".join(parts), unshared=self._unshared_count
-        ) + "".join(filled)
-        if not self._is_shared:
-            text = _ROW_BUFFER.format(name=name, array=first, copied=textwrap.indent(text, "    "))
-        blocks = self._blocks
-        names = {f"{name}_blocks": blocks, f"{name}_rotate": blocks.rotate, "refcount": refcount}
+        text = _CLAIM.format(name=name, parts=", ".join(parts))
+        text += "".join(f"{p}[...] = {array}\n" for p, array in zip(parts, arrays, strict=True))
         return Source(
-            text, {**names, f"{name}_new_block": self._new_block, "is_row_buffer": is_row_buffer}
-        ), name
+            text,
+            {
+                f"{name}_blocks": self._blocks,
+                f"{name}_rotate": self._blocks.rotate,
+                f"{name}_new_block": self._new_block,
+                f"{name}_unshared": (_own_references() or 0) + len(arrays),
+                "refcount": refcount,
+            },
+        )
 
     def _is_reusable(self, given: Sequence[Any]) -> bool:
         """Whether such arguments are copied to reused memory."""
@@ -207,9 +218,40 @@ class InputBuffer:
 # to our name has a second reference, so the handler does not reuse it.
 _CLAIM = """{name}_rotate(-1)
 {name}, {parts} = {name}_blocks[-1]
-if refcount({name}) > {unshared}:
+if refcount({name}) > {name}_unshared:
     {name}, {parts} = {name}_new_block()
 """
+
+
+@functools.cache
+def _own_references() -> int | None:
+    """Returns how often `_CLAIM` itself refers to a block, apart from the block's parts."""
+    parts = [jax.ShapeDtypeStruct((1,), np.float32)] * 2
+    buffer = InputBuffer((0, 1), parts)
+    text = _CLAIM.format(name="block", parts="block_0, block_1") + "return block"
+    names = {"block_blocks": buffer._blocks, "block_rotate": buffer._blocks.rotate}
+    names |= {"block_new_block": buffer._new_block, "refcount": refcount}
+    claim = define("claim()", text, names)
+
+    def trial(alone: Any, is_shared: bool) -> bool:
+        buffer._blocks.clear()
+        kept, *_ = buffer._new_block()
+        number, view = id(kept), kept[:1] if is_shared else None
+        del kept
+        claim.__globals__["block_unshared"] = alone
+        is_other = id(claim()) != number
+        del view
+        return is_other
+
+    found = expected_count("a NumPy argument of a step", trial)
+    return None if found is None else found - len(parts)
+
+
+def works() -> bool:
+    """Whether this Python tells when a block of memory has another owner."""
+    return _own_references() is not None
+
+
 # A view of a row buffer holds rows that were copied for this batch alone, so it needs no copy. Only
 # a view can be one: the cheap test comes first.
 _ROW_BUFFER = """if {array}.base is not None and is_row_buffer({array}):

@@ -11,12 +11,13 @@ It does not apply to arrays of Python objects, or to data that is not a NumPy ar
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from typing import Any
 
 import numpy as np
 
-from trainstep._engines.jax.refcounts import BUFFER, refcount
+from trainstep._engines.jax.refcounts import expected_count, refcount
 from trainstep._engines.shared.padding import aligned
 
 _MAX_BLOCKS = 8  # blocks of memory to reuse; JAX queues several calls, each with its batch
@@ -36,9 +37,12 @@ class RowTaker:
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array = array
         self._blocks: deque[Any] = deque()
+        self._unshared_count: Any = None  # references to a block without another owner
 
     def __call__(self, places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Returns copies of the rows at these places."""
+        if self._unshared_count is None:
+            self._unshared_count = _unshared_count()
         rows: np.ndarray[Any, Any] = self._free(len(places))[: len(places)]
         self._array.take(places, 0, rows, "clip")  # "raise" would make `take` buffer its output
         return rows
@@ -49,12 +53,35 @@ class RowTaker:
             block = self._blocks.popleft()
             if len(block) >= count:
                 self._blocks.append(block)
-                if refcount(block) == BUFFER:
+                if not refcount(block) > self._unshared_count:
                     return block
         block = aligned((count, *self._array.shape[1:]), self._array.dtype, RowBuffer)
         if len(self._blocks) < _MAX_BLOCKS:
             self._blocks.append(block)
         return block
+
+
+@functools.cache
+def _unshared_count() -> int | None:
+    """Returns the reference count of a block without another owner in `RowTaker._free`."""
+    taker = RowTaker(np.zeros((1, 1), np.uint8))
+
+    def trial(alone: Any, is_shared: bool) -> bool:
+        taker._blocks.clear()
+        taker._unshared_count = alone
+        given = taker._free(1)
+        number, view = id(given), given[:1] if is_shared else None
+        del given
+        is_other = id(taker._free(1)) != number
+        del view
+        return is_other
+
+    return expected_count("a batch of shuffled rows", trial)
+
+
+def works() -> bool:
+    """Whether this Python tells when a block of memory has another owner."""
+    return _unshared_count() is not None
 
 
 def is_row_buffer(x: np.ndarray[Any, Any]) -> bool:
