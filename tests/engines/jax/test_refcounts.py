@@ -39,6 +39,35 @@ def test_on_this_python_counts_show_other_owners(measured_again: None) -> None:
     assert None not in [each() for each in COUNTED]
 
 
+def test_a_step_copies_nothing_that_has_no_other_owner() -> None:
+    """The counts in the code of a step are those that were measured."""
+    weights = [keras.Variable(normal(3, seed=seed)) for seed in range(3)]
+
+    @ts.function
+    def step(x):
+        for w in weights:
+            w.assign(w + x)
+        return weights[0] * 2.0
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            float(step(normal(3, seed=7))[0])
+
+    run(5)
+    (compiled,) = step._programs.all()
+    (buffer,) = compiled.executable._inputs._buffers
+    copied: list[Any] = []
+    compiled.executable._copy = lambda x: copied.append(x) or program._copy(x)
+    run(50)
+    assert not copied
+    assert len(buffer._blocks) < 5  # used again
+
+    held = weights[1].value
+    run(1)
+    assert len(copied) == 1
+    assert copied[0] is held
+
+
 def useless(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     """Has the counts of this Python be of no use."""
     if reason == "threads run without the GIL":

@@ -215,10 +215,12 @@ class InputBuffer:
 
 
 # A signal handler may run the step again between any two calls here. A block that is already bound
-# to our name has a second reference, so the handler does not reuse it.
+# to our name has a second reference, so the handler does not reuse it. `map` counts: how often code
+# that loads a name refers to its value depends on the code around it, from Python 3.14 on.
 _CLAIM = """{name}_rotate(-1)
-{name}, {parts} = {name}_blocks[-1]
-if refcount({name}) > {name}_unshared:
+{name}_block = {name}_blocks[-1]
+{name}, {parts} = {name}_block
+if next(map(refcount, {name}_block)) > {name}_unshared:
     {name}, {parts} = {name}_new_block()
 """
 
