@@ -132,7 +132,8 @@ class Shuffled(keras.utils.PyDataset):  # type: ignore[misc]
     """A data set whose epochs have orders of their own."""
 
     def __init__(self) -> None:
-        super().__init__()
+        # Keras's worker of the run that is stopped would go on, and draw from Python's generator.
+        super().__init__(workers=0)
         self._batches, self._rng = list(rows(4)), np.random.default_rng(2)
 
     def __len__(self) -> int:

@@ -102,11 +102,11 @@ def _comparer() -> FrameType:
 
 
 def _compares(frame: FrameType) -> bool:
-    """Whether a frame executes a comparison instruction."""
-    return frame.f_code.co_code[frame.f_lasti] in _COMPARING
+    """Whether a frame executes a comparison instruction; on a Python without these, it may."""
+    return len(_COMPARING) < 2 or frame.f_code.co_code[frame.f_lasti] in _COMPARING
 
 
-_COMPARING = {dis.opmap["COMPARE_OP"], dis.opmap["CONTAINS_OP"]}
+_COMPARING = {dis.opmap[name] for name in ("COMPARE_OP", "CONTAINS_OP") if name in dis.opmap}
 
 
 def _line_of(frame: FrameType) -> str:
@@ -114,6 +114,8 @@ def _line_of(frame: FrameType) -> str:
     return f" ({user_code.here()})" if user_code.is_outside(frame) else ""
 
 
+# What a shape is read from.
+_SHAPED = (jax.core.Tracer, jax.core.ShapedArray) if sys.version_info >= (3, 14) else ()
 _local = threading.local()
 
 
@@ -128,6 +130,7 @@ def assuming(assumptions: Assumptions) -> Iterator[None]:
                 (expression, "__eq__", _recording_equal),
                 (expression, "__bool__", _recording_zero),
                 (expression, "__hash__", _refusing_lookup),
+                *((owner, "shape", _new_tuple) for owner in _SHAPED),
                 (expression, "__str__", _refusing_text),
                 (expression, "__repr__", _refusing_text),
                 (expression, "max", _recording_larger),
@@ -178,6 +181,21 @@ def _refusing_lookup(original: Any) -> Any:
         return original(self)
 
     return looked_up
+
+
+def _new_tuple(original: Any) -> Any:
+    """Gives code outside of JAX a shape that has no hash yet.
+
+    Since Python 3.14 a tuple remembers its hash: the lookup of a shape that JAX has looked up
+    before would not ask its sizes for theirs, and find nothing in silence.
+    """
+
+    def shape(self: Any) -> Any:
+        found = original.__get__(self)
+        name = str(sys._getframe(1).f_globals.get("__name__", ""))
+        return found if _active() is None or name.startswith("jax.") else (*found,)
+
+    return property(shape, original.__set__)
 
 
 def _refusing_text(original: Any) -> Any:
