@@ -37,7 +37,8 @@ def run_script(script: str, args: Sequence[str]) -> None:
     main = types.ModuleType("__main__")
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     vars(main).update(__file__=path, __builtins__=builtins, __cached__=None, __loader__=loader)
-    vars(main)["__annotations__"] = {}
+    if sys.version_info < (3, 14):  # later, a module computes its annotations
+        vars(main)["__annotations__"] = {}
     sys.modules["__main__"] = main
     sys.argv[:] = [script, *args]
     if not sys.flags.safe_path:

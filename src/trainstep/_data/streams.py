@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from keras import tree
 
+from trainstep._common.keras_private import PyDatasetAdapter
 from trainstep._data.arrays import Arrays, as_numpy_structure
 from trainstep._data.batch_checks import unpack_batch
 from trainstep._data.protocol import Batch, BatchGroup, iterate_batches
@@ -92,8 +93,6 @@ class PyDatasetStream(Stream):
     """The feed of a `keras.utils.PyDataset`, with its workers and epoch hooks."""
 
     def __init__(self, data: Any, steps: int | None, shuffle: bool) -> None:
-        from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-
         adapter = PyDatasetAdapter(x=data, class_weight=None, shuffle=shuffle)
         self._adapter = adapter
         super().__init__(lambda: iter(adapter.get_numpy_iterator()), steps, adapter.num_batches)

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras.src.backend.common import KerasVariable
 
+from trainstep._common.keras_private import KerasVariable
 from trainstep._common.user_code import is_users_file
 from trainstep._explain.ledger import Ledger
 from trainstep._function.inside.nan_guard import Guard, Unguarded, guard

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras import ops, tree
-from keras.src import backend as keras_backend
 
 from trainstep._common.errors import StateError
+from trainstep._common.keras_private import backend
 from trainstep._state.scopes import Branch, active, current_scope, run_isolated
 
-_core: Any = keras_backend.core
+_core: Any = backend.core
 _NAMES = ("cond", "switch", "while_loop", "fori_loop", "vectorized_map")
 
 

@@ -12,10 +12,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from keras.src.backend.common import global_state
-from keras.src.random import seed_generator
-
 from trainstep._common.codegen import Source
+from trainstep._common.keras_private import global_state, seed_generator
 from trainstep._state.scopes import active, no_scope
 
 _NAME = seed_generator.GLOBAL_SEED_GENERATOR

@@ -18,10 +18,13 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from keras.src.backend.common import KerasVariable, global_state
-from keras.src.backend.common.variables import initialize_all_variables
 
 from trainstep._common.errors import StateError
+from trainstep._common.keras_private import (
+    KerasVariable,
+    global_state,
+    initialize_all_variables,
+)
 
 _local = threading.local()
 # A module: its GLOBAL_STATE_TRACKER holds the current scope of each thread. Generated code reads it

@@ -15,8 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops, tree
-from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
+from trainstep._common.keras_private import get_keras_mask, set_keras_mask
 from trainstep._function.inside.gradients import global_norm, value_and_grad
 from trainstep._state.scopes import discarded
 from trainstep._trainer.layer_outputs import Activations, layer_outputs

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from trainstep._common.errors import ArgumentError
+from trainstep._common.keras_private import to_snake_case
 from trainstep._common.structure import leaves
 from trainstep.graph._graph import Graph, get_default_graph
 from trainstep.graph._operations import Operation
@@ -122,7 +123,7 @@ def _of_node(node: Any) -> Box:
     detail = spec_text(first) + (f" and {len(others)} more" if others else "")
     if isinstance(operation, NodeOperation):
         return Box(first.name, operation.kind, detail, is_fed=operation.is_fed)
-    kind = keras.src.utils.naming.to_snake_case(type(operation).__name__)
+    kind = to_snake_case(type(operation).__name__)
     return Box(operation.name, kind, detail)
 
 

@@ -16,6 +16,7 @@ import keras
 from keras import ops
 
 from trainstep._common.errors import ArgumentError
+from trainstep._common.keras_private import to_snake_case
 from trainstep._engines import current
 from trainstep._function.inside.gradients import differentiated
 from trainstep._state.scopes import discarded
@@ -213,7 +214,7 @@ def _has_function_argument(node: Any) -> bool:
 
 
 def _closure_error(node: Any) -> ArgumentError:
-    name = keras.src.utils.naming.to_snake_case(type(node.operation).__name__)
+    name = to_snake_case(type(node.operation).__name__)
     cure = "pass them as arguments: `graph.call(function, *tensors)`"
     if name in ("cond", "while_loop"):
         cure = (

@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 from keras import ops, tree
-from keras.src.losses.losses import LossFunctionWrapper
 
 from trainstep._common.errors import ArgumentError
+from trainstep._common.keras_private import LossFunctionWrapper
 from trainstep._function.spec import Spec
 from trainstep._trainer.recipe import Recipe
 from trainstep._trainer.steps import Steps

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
-from keras.src.ops.node import Node
 
+from trainstep._common.keras_private import Node
 from trainstep._explain.signature import array_text
 from trainstep.graph._graph import Graph, get_default_graph
 from trainstep.graph._indexing import has_tensors, take

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax._src import config
 from jax.experimental.compilation_cache import compilation_cache
 
 from trainstep._common import disk_cache
+from trainstep._engines.jax.private import config
 
 _HIT = "/jax/compilation_cache/cache_hits"
 _SECONDS = 0.1  # programs that compile faster are not stored
@@ -36,8 +36,8 @@ def hits() -> int:
 @contextlib.contextmanager
 def on_disk() -> Iterator[None]:
     """Enables the disk cache for compilations in this block."""
-    folder = disk_cache.folder("jax", jax.__version__)
-    users = config.compilation_cache_dir.value
+    folder = None if config is None else disk_cache.folder("jax", jax.__version__)
+    users = jax.config.jax_compilation_cache_dir
     _local.compiling = True
     jax.monitoring.register_event_listener(_count)
     try:

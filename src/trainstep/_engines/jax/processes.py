@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, distributed
 from jax.experimental import multihost_utils
 
 from trainstep._common.errors import ProcessLostError, StrategyError
+from trainstep._engines.jax.private import clusters, distributed
 from trainstep._engines.shared.heartbeat import note_lost
 from trainstep._engines.shared.messages import decode, encode
 
@@ -22,9 +22,10 @@ _DIGIT = 2**30  # sizes are sent as two digits: JAX cuts an int64 down to 32 bit
 
 def launched() -> Found | None:
     """Returns the address, count and index set by SLURM, Open MPI, Kubernetes or a cloud."""
-    if not any(env.is_env_present() for env in clusters.ClusterEnv._cluster_types):
+    cluster = None if clusters is None else clusters.ClusterEnv
+    if cluster is None or not any(env.is_env_present() for env in cluster._cluster_types):
         return None
-    address, count, index, _ = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+    address, count, index, _ = cluster.auto_detect_unset_distributed_params(
         None, None, None, None, None, 300
     )
     if address is None or count is None or index is None:
@@ -34,6 +35,12 @@ def launched() -> Found | None:
 
 def connect(address: str, count: int, index: int, *, heartbeat: float, timeout: float) -> KeyValues:
     """Starts the runtime. Its coordinator listens on the given address only."""
+    if distributed is None:
+        raise StrategyError(
+            f"JAX {jax.__version__} has no `jax._src.distributed.global_state`, by which the "
+            "processes of a job exchange values.\n"
+            "  to fix:   install a version of JAX that trainstep was tested with (see README.md)"
+        )
     try:
         jax.distributed.initialize(
             address,

@@ -27,6 +27,7 @@ from trainstep._engines.contract import (
     Variable,
 )
 from trainstep._engines.jax.bucket_program import build_bucket, check_state
+from trainstep._engines.jax.private import shape_poly
 from trainstep._engines.jax.symbolic_sizes import (
     Assumptions,
     assuming,
@@ -79,6 +80,8 @@ def trace_dynamic_sizes(
     step: Step, leaves: Sequence[Any], recorder: Recorder, options: Options, axes: Axes
 ) -> Traced:
     """Records a step with symbols for its dynamic sizes."""
+    if shape_poly is None:
+        raise Refused(f"JAX {jax.__version__} lacks what trainstep needs for that")
     stand_ins, sizes = symbolic(leaves, axes)
     assumptions = Assumptions(sizes)
     try:

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import export
-from jax._src.export import shape_poly
 
 from trainstep._common import user_code
 from trainstep._engines.contract import Axes, Refused, Sizes
+from trainstep._engines.jax import private
 from trainstep._engines.jax.masking.bucket import is_dynamic, value_of
 from trainstep._engines.shared.patching import replaced
 
+shape_poly = private.shape_poly
 # Comparisons in these parts of JAX concern broadcasting, caches and empty arrays; results do not
 # depend on them for any size from 1 on.
 _NEUTRAL = ("jax._src.core", "jax._src.tree_util", "jax._src.interpreters", "jax._src.lax")

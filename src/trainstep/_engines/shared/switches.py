@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Any
 
 from trainstep._common.errors import ArgumentError
+from trainstep._common.private_names import is_hidden
 
 VARIABLE = "TRAINSTEP_TRICKS"
 # The tricks of every engine; its switchboard (`<engine>/tricks/__init__.py`) checks each.
@@ -30,8 +32,10 @@ TRICKS = {
 }
 
 
-def is_on(name: str) -> bool:
-    """Whether the trick of this name is on."""
+def is_on(name: str, *needed: Any) -> bool:
+    """Whether the trick of this name is on; `needed` are private modules, None if missing."""
+    if is_hidden() or any(each is None for each in needed):
+        return False
     return name not in _turned_off(os.environ.get(VARIABLE, ""))
 
 

@@ -33,7 +33,12 @@ from trainstep._engines.contract import (
 from trainstep._engines.shared.host_function import Host, HostFunction, Results, raising_host_errors
 from trainstep._engines.tensorflow import tricks
 from trainstep._engines.tensorflow.host import host_call
-from trainstep._engines.tensorflow.state import prepare, release_graph, variable_methods
+from trainstep._engines.tensorflow.state import (
+    prepare,
+    release_graph,
+    variable_class,
+    variable_methods,
+)
 from trainstep._engines.tensorflow.unknown_sizes import lengths, unknown_sizes
 from trainstep._engines.tensorflow.unknown_sizes import specs as sizes_unknown
 from trainstep._state.scopes import Branch, Recorder
@@ -115,6 +120,7 @@ class TensorFlowEngine(Engine):
         options: Options,
         axes: Axes | None = None,
     ) -> Traced:
+        variable_class()
         writes: list[Variable] = []
         stand_ins: list[Tensor] = []
         record: list[Any] = []

@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.ops import collective_ops
 
 from trainstep._common.errors import ProcessLostError, StrategyError
 from trainstep._engines.contract import Tensor, Variable
@@ -125,8 +124,15 @@ class Group:
         instance = number * _SIZES + tf.size(flat) % _SIZES
         # In one order: two processes that each wait in a different sum would wait for ever.
         with tf.control_dependencies(getattr(graph, "trainstep_sums", [])):
-            total = collective_ops.all_reduce_v2(
-                flat, self.count, _KEY + more, instance, communication_hint="ring"
+            total = tf.raw_ops.CollectiveReduceV2(
+                input=flat,
+                group_size=self.count,
+                group_key=_KEY + more,
+                instance_key=instance,
+                ordering_token=[],
+                merge_op="Add",
+                final_op="Id",
+                communication_hint="ring",
             )
         graph.trainstep_sums = [total]
         return total

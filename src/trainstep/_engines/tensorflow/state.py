@@ -6,15 +6,14 @@ Keras optimizers on TensorFlow call `assign_sub` and similar methods on `variabl
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.framework.ops import gradient_registry
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from trainstep._engines.contract import Tensor, Variable
+from trainstep._engines.tensorflow import private
 from trainstep._state.scopes import Recorder, current_scope, initialize_pending
 
 
@@ -37,7 +36,8 @@ def prepare(recorder: Recorder, graph: Any, stand_ins: list[Tensor]) -> None:
 
     recorder.home = graph
     recorder.lift, recorder.store = lift, stand_in
-    recorder.note_read = pywrap_tfe.TFE_Py_TapeVariableAccessed
+    if private.pywrap_tfe is not None:
+        recorder.note_read = private.pywrap_tfe.TFE_Py_TapeVariableAccessed
 
 
 def release_graph(graph: Any, stand_ins: list[Tensor]) -> None:
@@ -47,7 +47,7 @@ def release_graph(graph: Any, stand_ins: list[Tensor]) -> None:
         tensor.__dict__.clear()
     # `tf.custom_gradient` registers a function for ever, and so the graph that it was traced in.
     # No more gradients are computed in this graph.
-    registry = gradient_registry._registry
+    registry = {} if private.ops is None else private.ops.gradient_registry._registry
     for name in [n for n in registry if n.startswith("CustomGradient-")]:
         if _mentions(registry[name]["type"], graph):
             registry.pop(name, None)
@@ -76,7 +76,17 @@ def _plain_variable(next_creator: Any, **kwargs: Any) -> Any:
     kwargs.pop("experimental_enable_variable_lifting", None)
     kwargs["name"] = None
     with tf.compat.v1.name_scope(None):  # the name scope of the trace is a name as well
-        return ResourceVariable(**kwargs)
+        return variable_class()(**kwargs)
+
+
+@functools.cache
+def variable_class() -> Any:
+    """Returns the class of variables; to be called outside of traces first.
+
+    A creator cannot call `tf.Variable`, which would call the creator.
+    """
+    found: Any = private.resource_variable_ops
+    return type(tf.Variable(0.0)) if found is None else found.ResourceVariable
 
 
 def variable_methods(tensor: Tensor, variable: Variable) -> dict[str, Any]:

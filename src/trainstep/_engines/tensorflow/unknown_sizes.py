@@ -16,10 +16,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import tree
-from keras.src import backend
-from keras.src.trainers.compile_utils import CompileLoss
 
 from trainstep._common import user_code
+from trainstep._common.keras_private import CompileLoss, backend
 from trainstep._engines.contract import Axes, Refused
 from trainstep._engines.shared.patching import replaced
 

@@ -43,6 +43,7 @@ from trainstep._engines.contract import (
 from trainstep._engines.shared.host_function import HostFunction, Results
 from trainstep._engines.torch.eager import eager
 from trainstep._engines.torch.host import host_call, token_input
+from trainstep._engines.torch.private import symbols
 from trainstep._engines.torch.program import build
 from trainstep._engines.torch.record import input_of, own_copy, tidy, unalias
 from trainstep._engines.torch.state import WIDENED, from_numpy, leaf_copy, memory, set_grad_enabled
@@ -288,6 +289,8 @@ class _FixedSizes:
 
 
 def _dynamic_sizes(axes: Axes) -> Any:
+    if symbols() is None:
+        raise Refused(f"torch {torch.__version__} lacks what trainstep needs for that")
     from trainstep._engines.torch.symbolic_sizes import DynamicSizes
 
     return DynamicSizes(axes)

@@ -11,6 +11,7 @@ from trainstep._engines.contract import Executable, Tensor, Variable
 from trainstep._engines.shared.host_function import Host
 from trainstep._engines.torch import tricks
 from trainstep._engines.torch.host import new_token
+from trainstep._engines.torch.private import inductor_compile
 from trainstep._engines.torch.state import as_tensor, set_grad_enabled, value_of, write_back
 
 
@@ -57,7 +58,7 @@ def build(
     if compiler == "inductor":
         state = [v._value.detach() for v in reads]
         with torch.no_grad():
-            call = torch._inductor.compile(tricks.rewritten(module), [*state, *tensors, *token])
+            call = inductor_compile(tricks.rewritten(module), [*state, *tensors, *token])
     outputs = slice(len(writes), -1 if hosts else None)
 
     def run(leaves: Sequence[Any]) -> Sequence[Tensor]:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trainstep._engines.contract import Tensor
+from trainstep._engines.torch.private import kernels
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
@@ -98,7 +99,10 @@ def any_kernel(env: Any) -> Iterator[None]:
     The operation in the graph chooses a kernel at every run. During the trace, the choice only
     determines the strides of the result, which are the same for all CPU kernels in 1D and 2D.
     """
-    native = torch._C._select_conv_backend
+    if kernels is None:
+        yield
+        return
+    native = kernels._select_conv_backend
 
     def select(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
         mode = getattr(x, "fake_mode", None)
@@ -107,8 +111,8 @@ def any_kernel(env: Any) -> Iterator[None]:
         with env.suppress_guards():
             return native(x, weight, *args, **kwargs)
 
-    torch._C._select_conv_backend = select
+    kernels._select_conv_backend = select
     try:
         yield
     finally:
-        torch._C._select_conv_backend = native
+        kernels._select_conv_backend = native

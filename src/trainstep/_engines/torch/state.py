@@ -11,8 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainstep._engines.torch.private import gradients
+
 value_of = attrgetter("_value")
-set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # in C, unlike `no_grad`
+# In C, unlike `no_grad`.
+set_grad_enabled: Callable[[bool], Any] = getattr(
+    gradients, "_set_grad_enabled", torch.set_grad_enabled
+)
 _consume: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
 
 # NumPy dtypes that torch, or Keras on torch, does not support, and their replacements.

@@ -21,21 +21,21 @@ from typing import Any
 
 import sympy
 import torch
-from keras.src.backend.common import dtypes as keras_dtypes
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.utils._sympy.printers import PythonPrinter
 
 from trainstep._common import user_code
 from trainstep._common.errors import TrainstepError
+from trainstep._common.keras_private import dtypes
 from trainstep._engines.contract import Axes, Refused, Sizes, Tensor
 from trainstep._engines.shared.patching import replaced
+from trainstep._engines.torch.private import symbols
 from trainstep._engines.torch.size_shims import Shims, any_kernel, module
 from trainstep._engines.torch.trace_guard import TensorValueNeeded
 from trainstep._state.control_flow import Uncompilable
 
+_symbols: Any = symbols()  # not None: the engine has asked
+_FakeTensorMode = _symbols.fake_tensor.FakeTensorMode
 # The values of symbols during the trace; no memory of that size is allocated. Primes, unlike the
 # widths of layers, and large enough for a network that halves an axis several times.
 _HINTS = (251, 241, 239, 233, 229, 227, 223, 211)
@@ -53,7 +53,7 @@ class DynamicSizes:
     def __init__(self, axes: Axes) -> None:
         self._axes = axes
         self._env = _Env(duck_shape=False)
-        self._mode = FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
+        self._mode = _FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
         names = dict.fromkeys(name for array in axes for name in array if name is not None)
         if len(names) > len(_HINTS):
             raise Refused(f"more than {len(_HINTS)} dynamic sizes")
@@ -61,7 +61,7 @@ class DynamicSizes:
         self._sizes = {name: self._size(name, hint) for name, hint in self._hints.items()}
 
     def _size(self, name: str, hint: int) -> Any:
-        source = ConstantSource(name)
+        source = _symbols.source.ConstantSource(name)
         symbol = self._env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
         self._env.names[symbol] = _named(name)
         return self._env.create_symintnode(symbol, hint=hint, source=source)
@@ -101,7 +101,7 @@ class DynamicSizes:
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
         """Turns errors in this block into refusals, unless they would occur at any size."""
-        types = keras_dtypes.PYTHON_DTYPES_MAP
+        types = dtypes.PYTHON_DTYPES_MAP
         # Harmless to other threads: only code with symbols looks up these keys.
         types[torch.SymInt], types[torch.SymFloat] = types[int], types[float]
         _local.recording = True
@@ -233,4 +233,4 @@ def _holds(assumed: Any, numbers: dict[Any, Any]) -> bool:
 
 
 def _text(assumed: Any) -> str:
-    return str(PythonPrinter().doprint(assumed))
+    return str(_symbols.printers.PythonPrinter().doprint(assumed))

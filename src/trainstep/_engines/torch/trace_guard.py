@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -26,6 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trainstep._engines.contract import Tensor
+from trainstep._engines.torch.private import lists
 from trainstep._engines.torch.state import memory
 from trainstep._state.control_flow import Uncompilable
 
@@ -118,8 +120,14 @@ class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
             factor = kwargs.pop("alpha")
             target, other = args
             many = isinstance(other, (list, tuple))
-            args = (target, torch._foreach_mul(other, factor) if many else other * factor)
+            args = (target, _multiplied(other, factor) if many else other * factor)
         return func(*args, **kwargs)
+
+
+def _multiplied(tensors: Sequence[Tensor], factor: Tensor) -> Any:
+    if lists is not None:
+        return lists._foreach_mul(tensors, factor)
+    return [each * factor for each in tensors]
 
 
 class _DispatchMode(TorchDispatchMode):  # type: ignore[misc]

@@ -15,10 +15,10 @@ from typing import IO, Any
 
 import numpy as np
 from keras import ops
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from trainstep import _engines
 from trainstep._common.errors import ArgumentError, TrainstepError
+from trainstep._common.keras_private import in_symbolic_scope
 from trainstep._common.structure import like, structure
 from trainstep._engines import Engine, Refused
 from trainstep._function.inside.host_returns import filled, fitting, specs_in

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainstep._engines.contract import Taker, Variable, assign_each, plain_taker
+from trainstep._engines.jax import private
 from trainstep._engines.jax.inputs import PlainInputs
 from trainstep._engines.jax.tricks import (
     cpu_libraries,
@@ -66,7 +67,7 @@ def row_taker(array: Any) -> Taker:
 
 def pack(variables: Iterable[Variable], kinds: Mapping[int, str]) -> None:
     """Packs small variables into shared arrays; `kinds` has those that may be packed, by id."""
-    if is_on("packed_variables"):
+    if is_on("packed_variables", private.lib):
         packed_variables.pack(variables, kinds)
 
 
@@ -82,7 +83,7 @@ def pack_of(variable: Variable) -> Pack | None:
 
 def assign(variables: Sequence[Variable], values: Sequence[Any]) -> None:
     """Assigns values to variables, with one write per pack."""
-    if is_on("packed_variables"):
+    if is_on("packed_variables", private.lib):
         packed_variables.assign(variables, values)
     else:
         assign_each(variables, values)

@@ -27,11 +27,11 @@ import jax
 import keras
 import numpy as np
 from jax import lax
-from jax._src.lib import xla_client
 from jax.sharding import SingleDeviceSharding
 
 from trainstep._common.side_table import SideTable
 from trainstep._engines.contract import Tensor, Variable
+from trainstep._engines.jax.private import lib
 from trainstep._state.locks import moving
 
 _LARGEST = 1024  # elements of a packed variable; copying more costs more than a separate array
@@ -183,7 +183,9 @@ class Pack:
     def _array(self, numbers: np.ndarray[Any, Any]) -> Tensor:
         # The core of `jnp.asarray`, in a tenth of its time.
         aval = jax.core.ShapedArray(numbers.shape, numbers.dtype)
-        return xla_client.batched_device_put(aval, self._sharding, [numbers], [self._device], False)
+        return lib.xla_client.batched_device_put(
+            aval, self._sharding, [numbers], [self._device], False
+        )
 
 
 _UNPACKED = object()

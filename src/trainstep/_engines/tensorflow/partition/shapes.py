@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import tensor_util
 
 from trainstep._engines.contract import Refused, Tensor
 from trainstep._engines.shared.row_cuts import Cut, reshaped
+from trainstep._engines.tensorflow.private import tensor_util
 
 # Sample values of dynamic sizes: primes, so that no product of others is a multiple of one, and
 # small, so that products fit into an int32.
@@ -134,7 +134,7 @@ def _shape(sample: Any, tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def _value(sample: Any, tensor: Tensor) -> Any:
-    found = tensor_util.constant_value(_tensor(sample, tensor))
-    if found is None:
+    found = tf.get_static_value(_tensor(sample, tensor))
+    if found is None and tensor_util is not None:
         found = tensor_util.try_evaluate_constant(_tensor(sample, tensor))
     return None if found is None else found.tolist()

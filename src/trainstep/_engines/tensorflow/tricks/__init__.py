@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from trainstep._engines.contract import Executable, Tensor
 from trainstep._engines.shared.switches import is_on
+from trainstep._engines.tensorflow import private
 from trainstep._engines.tensorflow.tricks import flat_call, fused_batch_norm, rewrites
 
 Settle = Callable[[Any], None]
@@ -34,13 +35,17 @@ def fused_norms(*, by_graph: bool) -> tuple[AbstractContextManager[Any], Settle]
     return nullcontext(), lambda graph: None
 
 
+def _calls_flat() -> bool:
+    return is_on("flat_call", private.context, private.eager_ops)
+
+
 def tensor_of(array: Any) -> Tensor:
     """Returns a tensor with a copy of a NumPy array."""
-    return flat_call.tensor_of(array) if is_on("flat_call") else tf.constant(array)
+    return flat_call.tensor_of(array) if _calls_flat() else tf.constant(array)
 
 
 def executable(concrete: Any) -> Executable:
     """Returns an executable that runs a concrete function."""
-    if is_on("flat_call"):
+    if _calls_flat():
         return flat_call.executable(concrete)
     return lambda leaves: concrete(*map(tf.convert_to_tensor, leaves))

@@ -23,8 +23,8 @@ from typing import Any
 
 import tensorflow as tf
 from keras.layers import BatchNormalization
-from keras.src import backend
 
+from trainstep._common.keras_private import backend
 from trainstep._engines.contract import Tensor
 from trainstep._engines.shared.patching import replaced
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainstep._engines.contract import Axes, Refused, Sizes, Tensor
 from trainstep._engines.shared.row_cuts import Cut, reshaped
+from trainstep._engines.torch.private import fake_tensors
 from trainstep._engines.torch.state import memory
 
 # Sample values of dynamic sizes: primes, so that no product of others is a multiple of one; some of
@@ -89,7 +89,7 @@ class Shapes:
 class ShapeRecorder(fx.Interpreter):  # type: ignore[misc]
     """Runs a record, and stores the shape of every value."""
 
-    def __init__(self, module: Any, mode: FakeTensorMode | None = None) -> None:
+    def __init__(self, module: Any, mode: Any = None) -> None:
         super().__init__(module)
         self.found: dict[Any, Any] = {}
         self.memory: dict[Any, int] = {}
@@ -144,7 +144,7 @@ def dynamic_sizes(
         sizes = dict(zip(names, chosen, strict=False))
         if len(sizes) < len(names) or violated_assumption(sizes):
             continue
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = fake_tensors().FakeTensorMode(allow_non_fake_inputs=True)
         sample = ShapeRecorder(module, mode)
         try:
             with mode, torch.no_grad():

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from trainstep._engines.torch.private import fake_tensors
 from trainstep._engines.torch.tricks.forget_sources import forgotten
 from trainstep._engines.torch.tricks.graph_facts import example, stand_in
 
@@ -76,7 +76,7 @@ def _is_replaceable(node: Node, other: Node) -> bool:
     The strides of later values change, too. They must not change for outputs, nor for operations
     that depend on strides: torch has recorded some of them for the strides of the trace.
     """
-    with FakeTensorMode():
+    with fake_tensors().FakeTensorMode():
         moved: dict[Node, Any] = {node: stand_in(example(other))}
         for user in _after_node(node):
             if not any(given in moved for given in user.all_input_nodes):

@@ -12,6 +12,7 @@ it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from trainstep._engines.torch import private
 from trainstep._engines.torch.state import swap_in
 from trainstep._engines.torch.tricks import lean_graph
 
@@ -27,8 +29,7 @@ log = logging.getLogger("trainstep")
 
 _MAX_SWITCHES = 2  # switches, that is, up to four records
 _UNREAD_CALLS = 256  # calls without read outputs after which a record without outputs is built
-_optimized: Callable[[], bool] = torch._C._get_graph_executor_optimize
-_set_optimized: Callable[[bool], None] = torch._C._set_graph_executor_optimize
+_C: Any = private.script  # not None: the switchboard has asked
 # TorchScript's numbers of enum values.
 _NUMBERS: dict[Any, int] = {
     torch.strided: 0,
@@ -39,14 +40,6 @@ _NUMBERS: dict[Any, int] = {
 }
 _ARITHMETIC = {"aten::add", "aten::sub", "aten::mul", "aten::div", "aten::floor_divide"}
 _SCALAR_OVERLOADS = {("", "Scalar"), ("Tensor", "Scalar"), ("Tensor_mode", "Scalar_mode")}
-_TENSORS = torch._C.ListType.ofTensors()
-_MAYBE_TENSORS = torch._C.ListType(torch._C.OptionalType.ofTensor())
-_LISTS = {
-    "List[int": torch._C.ListType.ofInts(),
-    "List[float": torch._C.ListType.ofFloats(),
-    "List[bool": torch._C.ListType.ofBools(),
-    "List[Tensor": _TENSORS,
-}
 
 
 class Replay:
@@ -147,13 +140,14 @@ def _forward(module: GraphModule, script: bool) -> Callable[..., Any]:
 def _by_script(module: GraphModule) -> Callable[..., Any]:
     script, by_python = scripted(module), module.forward
     draws = any(map(_draws, module.graph.nodes))
+    optimizes, set_optimizes = _C._get_graph_executor_optimize, _C._set_graph_executor_optimize
 
     def forward(*inputs: Any) -> Any:
         drawn = torch.get_rng_state() if draws else None
         # Off: the optimizer, a thread-local setting, fuses matrix products, which changes rounding.
-        before = _optimized()
+        before = optimizes()
         try:
-            _set_optimized(False)
+            set_optimizes(False)
             return script(*inputs)
         except RuntimeError as error:  # of TorchScript; Python's own error has a better text
             raised = error.__traceback__
@@ -163,14 +157,14 @@ def _by_script(module: GraphModule) -> Callable[..., Any]:
                 torch.set_rng_state(drawn)
             return by_python(*inputs)
         finally:
-            _set_optimized(before)
+            set_optimizes(before)
 
     return forward
 
 
 def scripted(module: GraphModule) -> Callable[..., Any]:
     """Returns a record as a TorchScript function; raises if that is not possible."""
-    graph = torch._C.Graph()
+    graph = _C.Graph()
     values: dict[Node, Any] = {}
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -179,14 +173,14 @@ def scripted(module: GraphModule) -> Callable[..., Any]:
             values[node] = graph.insertConstant(getattr(module, node.target))
         elif node.op == "output":
             results = [values[each] for each in node.args[0]]
-            graph.registerOutput(_list(graph, results, _TENSORS))
+            graph.registerOutput(_list(graph, results, _list_types()["List[Tensor"]))
         elif node.target is operator.getitem:
             several, place = node.args
             values[node] = values[several][place]
         else:
             values[node] = _called(graph, node, values)
     # Not with `torch.jit`, which would keep it for ever.
-    return torch._C.CompilationUnit().create_function("step", graph, False)  # type: ignore[no-any-return]
+    return _C.CompilationUnit().create_function("step", graph, False)  # type: ignore[no-any-return]
 
 
 def _called(graph: Any, node: Node, values: Mapping[Node, Any]) -> Any:
@@ -206,8 +200,8 @@ def _called(graph: Any, node: Node, values: Mapping[Node, Any]) -> Any:
     several = [_is_list(each.type) for each in schema.returns]
     for output, is_list in zip(call.outputs(), several, strict=True):
         if is_list:
-            output.setType(_TENSORS)
-    resolved = torch._C.parse_schema(call.schema())
+            output.setType(_list_types()["List[Tensor"])
+    resolved = _C.parse_schema(call.schema())
     if str(resolved) != str(schema) and not _is_scalar_overload(schema, resolved):
         raise NotImplementedError(f"{schema} would become {resolved}")
     results = list(call.outputs())
@@ -242,17 +236,30 @@ def _argument(graph: Any, value: Any, argument: Any, values: Mapping[Node, Any])
         return values[value]
     kind = str(argument.type).removeprefix("Optional[")
     if isinstance(value, (list, tuple)):
+        types = _list_types()
         if any(isinstance(each, Node) for each in value):
             parts = [values[x] if isinstance(x, Node) else graph.insertConstant(x) for x in value]
-            return _list(graph, parts, _MAYBE_TENSORS if "List[Optional" in kind else _TENSORS)
+            return _list(graph, parts, types["List[Opt" if "List[Opt" in kind else "List[Tensor"])
         if not value:
-            return _list(graph, [], next(_LISTS[each] for each in _LISTS if each in kind))
+            return _list(graph, [], next(made for name, made in types.items() if name in kind))
         value = [float(each) for each in value] if "List[float" in kind else list(value)
     elif kind.startswith("float") and value is not None:
         value = float(value)
     elif isinstance(value, (torch.memory_format, torch.layout)):
         value = _NUMBERS[value]
     return graph.insertConstant(value)
+
+
+@functools.cache
+def _list_types() -> dict[str, Any]:
+    """Returns TorchScript's types of lists, by the beginning of their names in schemas."""
+    return {
+        "List[int": _C.ListType.ofInts(),
+        "List[float": _C.ListType.ofFloats(),
+        "List[bool": _C.ListType.ofBools(),
+        "List[Tensor": _C.ListType.ofTensors(),
+        "List[Opt": _C.ListType(_C.OptionalType.ofTensor()),
+    }
 
 
 def _list(graph: Any, parts: Sequence[Any], kind: Any) -> Any:
@@ -262,4 +269,4 @@ def _list(graph: Any, parts: Sequence[Any], kind: Any) -> Any:
 
 
 def _is_list(kind: Any) -> bool:
-    return isinstance(kind, torch._C.ListType)
+    return isinstance(kind, _C.ListType)
