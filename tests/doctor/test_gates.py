@@ -126,7 +126,6 @@ def check_fields(report: dict[str, Any]) -> None:
         assert finding["kind"] in FINDINGS
 
 
-@pytest.mark.slow
 def test_the_scripts_own_failure_goes_before_a_gates(tmp_path: Path) -> None:
     text = (SCRIPTS / "jax_static.py").read_text() + "\nraise SystemExit(3)\n"
     done = doctor(written(tmp_path, text), options=["--max-retraces", "0"])

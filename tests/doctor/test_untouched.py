@@ -63,7 +63,6 @@ def test_the_exit_code_is_the_scripts(text: str, code: int, tmp_path: Path) -> N
     assert alone.returncode == code
 
 
-@pytest.mark.slow
 def test_a_text_given_to_exit_is_printed(tmp_path: Path) -> None:
     _, under = both(tmp_path, "import sys; sys.exit('no data')")
 
@@ -248,7 +247,6 @@ def test_the_script_chooses_kerass_engine_itself(tmp_path: Path) -> None:
     assert alone.stdout == "numpy 4.0\n"
 
 
-@pytest.mark.slow
 def test_its_encoding_is_heeded(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_bytes(b"# -*- coding: latin-1 -*-\nprint(ascii('caf\xe9'))\n")
@@ -256,7 +254,6 @@ def test_its_encoding_is_heeded(tmp_path: Path) -> None:
     same_end(python(script), doctor(script))
 
 
-@pytest.mark.slow
 def test_what_is_read_from_standard_input_is_the_scripts(tmp_path: Path) -> None:
     script = written(tmp_path, "import sys\nprint(input(), sys.stdin.read())\n")
 
@@ -412,7 +409,6 @@ def test_a_killed_run_can_be_reported_from_its_log(tmp_path: Path) -> None:
     assert "script.py" in reported.stdout + reported.stderr
 
 
-@pytest.mark.slow
 def test_a_log_with_half_a_line_can_be_reported(tmp_path: Path) -> None:
     script = written(tmp_path, "print('on')\n")
     log = tmp_path / "log.jsonl"

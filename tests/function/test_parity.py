@@ -332,7 +332,6 @@ def tensorflow_dies_of_bfloat16() -> bool:
     return subprocess.run([sys.executable, "-c", product], capture_output=True).returncode != 0
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_fifty_steps_leave_what_train_on_batch_leaves(case: Case, backend: str) -> None:
     if "bfloat16" in case.name and backend == "tensorflow" and tensorflow_dies_of_bfloat16():

@@ -214,7 +214,6 @@ def test_an_infinite_slope_of_the_other_branch_does_no_harm(session: graph.Sessi
     assert (dx.item(), dk.item()) == (2.0, 0.0)
 
 
-@pytest.mark.slow
 def test_layers_in_branches_are_trained_as_by_hand(session: graph.Session) -> None:
     x, p = graph.placeholder("float32", [None, 3]), graph.placeholder("bool", [])
     one, other = layers.Dense(2, activation="tanh"), layers.Dense(2)

@@ -140,7 +140,6 @@ def test_layers_and_models_give_what_keras_gives() -> None:
     np.testing.assert_allclose(values[1], host(model(dense(data))), **ROUNDING)
 
 
-@pytest.mark.slow
 def test_masks_reach_the_layers_behind() -> None:
     embedding, recurrent = layers.Embedding(5, 3, mask_zero=True), layers.LSTM(2)
     words = np.array([[1, 2, 0, 0], [3, 0, 0, 0]], "int32")
@@ -153,7 +152,6 @@ def test_masks_reach_the_layers_behind() -> None:
     assert not np.allclose(value, unmasked, rtol=1e-3)
 
 
-@pytest.mark.slow
 def test_each_of_several_outputs_is_a_tensor() -> None:
     recurrent, data = layers.LSTM(2, return_state=True), normal(2, 3, 2)
     x = graph.placeholder("float32", [None, 3, 2])

@@ -131,7 +131,6 @@ def test_names_are_taken(session: graph.Session) -> None:
 # Of layers, and of gradients
 
 
-@pytest.mark.slow
 def test_gradients_of_a_model_are_those_of_value_and_grad(session: graph.Session) -> None:
     model, data, target = mlp(), normal(6, 3), normal(6, 1, seed=1)
     x, y = graph.placeholder("float32", [None, 3]), graph.placeholder("float32", [None, 1])
@@ -168,7 +167,6 @@ def test_mixed_second_derivatives_by_variables(session: graph.Session) -> None:
     assert session.run(rows) == [[6.0, 4.0], [4.0, 0.0]]
 
 
-@pytest.mark.slow
 def test_a_gradient_penalty_is_that_of_nested_value_and_grad(session: graph.Session) -> None:
     critic, data = mlp(), normal(5, 3)
     weights = critic.trainable_variables
@@ -187,7 +185,6 @@ def test_a_gradient_penalty_is_that_of_nested_value_and_grad(session: graph.Sess
     assert np.abs(found[1][0]).max() > 0
 
 
-@pytest.mark.slow
 def test_the_two_updates_of_a_gan_start_from_the_same_weights(session: graph.Session) -> None:
     generator, critic = mlp(), keras.Sequential([keras.Input((1,)), layers.Dense(1)])
     noise, real = normal(4, 3), normal(4, 1, seed=1)

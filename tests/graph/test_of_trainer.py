@@ -97,7 +97,6 @@ def test_the_train_operation_is_train_on_batch(
     assert_trained_alike(mine, theirs, tolerance)
 
 
-@pytest.mark.slow
 def test_what_is_changed_on_the_trainer_counts_at_the_next_run() -> None:
     mine, theirs = (trainer(clip_norm=10.0) for _ in range(2))
     parts = graph.of(mine)
@@ -113,7 +112,6 @@ def test_what_is_changed_on_the_trainer_counts_at_the_next_run() -> None:
     assert_trained_alike(mine, theirs, LINEAR)
 
 
-@pytest.mark.slow
 def test_a_model_that_is_not_built_is_told_its_shapes() -> None:
     def build() -> ts.Trainer:
         keras.utils.set_random_seed(5)
@@ -131,7 +129,6 @@ def test_a_model_that_is_not_built_is_told_its_shapes() -> None:
     assert_trained_alike(mine, theirs, LINEAR)
 
 
-@pytest.mark.slow
 def test_targets_of_a_half_precision_model_keep_their_precision() -> None:
     """Keras computes losses in float32; 70,000 is beyond float16."""
     mine, theirs = trainer(half), trainer(half)
@@ -143,7 +140,6 @@ def test_targets_of_a_half_precision_model_keep_their_precision() -> None:
     np.testing.assert_allclose(loss, theirs.test_on_batch(X, targets)["loss"], rtol=HALF)
 
 
-@pytest.mark.slow
 def test_gradients_of_a_scaled_loss_are_those_of_the_loss() -> None:
     mine = trainer(half)
     parts = graph.of(mine)
@@ -226,7 +222,6 @@ def test_looking_changes_nothing() -> None:
     assert_same(state, before, rtol=0, atol=0)
 
 
-@pytest.mark.slow
 def test_own_clipping_is_that_of_the_trainer() -> None:
     mine, theirs = trainer(), trainer(clip_norm=0.1)
     parts = graph.of(mine)
@@ -242,7 +237,6 @@ def test_own_clipping_is_that_of_the_trainer() -> None:
     assert_trained_alike(mine, theirs, LINEAR)
 
 
-@pytest.mark.slow
 def test_gradient_noise() -> None:
     mine = trainer()
     parts = graph.of(mine)
@@ -300,7 +294,6 @@ def test_the_loss_with_a_term_of_ones_own() -> None:
     np.testing.assert_allclose(found, alone + host(kernel), rtol=ADAPTIVE, atol=LINEAR)
 
 
-@pytest.mark.slow
 def test_weights_by_sample() -> None:
     mine, theirs = trainer(), trainer()
     parts = graph.of(mine, sample_weight=True)
@@ -318,7 +311,6 @@ def test_weights_by_sample() -> None:
     assert_trained_alike(mine, theirs, LINEAR)
 
 
-@pytest.mark.slow
 def test_labels_that_are_not_like_the_outputs_are_declared() -> None:
     def classifier() -> ts.Trainer:
         keras.utils.set_random_seed(5)

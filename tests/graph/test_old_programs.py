@@ -54,7 +54,6 @@ class Reference:
         return loss, norm
 
 
-@pytest.mark.slow
 def test_softmax_regression_by_minimize() -> None:
     x = graph.placeholder("float32", [None, FEATURES])
     y = graph.placeholder("float32", [None, CLASSES])
@@ -157,7 +156,6 @@ def test_accuracy_and_a_step_counter_beside_the_training() -> None:
     assert global_step.numpy() == 30
 
 
-@pytest.mark.slow
 def test_a_convolution_by_hand() -> None:
     """A kernel that is learnt from what it did to random rows."""
     wanted = np.array([1.0, -2.0, 0.5], "float32")

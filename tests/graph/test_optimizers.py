@@ -209,7 +209,6 @@ def test_the_initializer_resets_variables_and_slots(session: graph.Session) -> N
     np.testing.assert_array_equal(w.numpy(), once)
 
 
-@pytest.mark.slow
 def test_the_initializer_resets_an_optimizer_of_several_operations(
     session: graph.Session,
 ) -> None:

@@ -34,7 +34,6 @@ def test_digits_are_learned_in_two_traces(capsys: pytest.CaptureFixture[str]) ->
     assert "ledger of" in printed
 
 
-@pytest.mark.slow
 def test_five_lines_train(capsys: pytest.CaptureFixture[str]) -> None:
     before, after = load("five_lines").main()
 
@@ -82,7 +81,6 @@ def test_each_update_of_the_gan_changes_its_own_network_and_no_other(trained: st
         assert all((old != new).any() == (name == trained) for old, new in pairs), name
 
 
-@pytest.mark.slow
 def test_dqn_walks_out_of_the_corridor(capsys: pytest.CaptureFixture[str]) -> None:
     example = load("dqn")
 
@@ -95,7 +93,6 @@ def test_dqn_walks_out_of_the_corridor(capsys: pytest.CaptureFixture[str]) -> No
     assert "return before" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_the_layer_where_a_bad_batch_goes_wrong_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

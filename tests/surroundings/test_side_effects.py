@@ -1078,7 +1078,6 @@ class Whole(keras.Model):
         return self.last(x)
 
 
-@pytest.mark.slow
 def test_layers_optimizers_and_metrics_that_build_themselves_in_a_step_are_not_reported() -> None:
     model = keras.Sequential(
         [Built(), layers.BatchNormalization(), layers.Dropout(0.2), layers.Dense(1)]

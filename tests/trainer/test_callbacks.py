@@ -143,7 +143,6 @@ def test_learning_rate_set_in_the_middle_of_an_epoch() -> None:
     assert trainer.trace_count == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
 def test_stop_training(hook: str) -> None:
     def make() -> list[Any]:
@@ -238,7 +237,6 @@ def test_reduce_on_plateau() -> None:
     assert_twins(trainer, theirs, EXACT)
 
 
-@pytest.mark.slow
 def test_csv_logger(tmp_path: Path) -> None:
     places = iter([tmp_path / "ours.csv", tmp_path / "theirs.csv"])
     run(
@@ -279,7 +277,6 @@ def test_terminate_on_nan() -> None:
     assert ("on_train_batch_end", 3) not in batches[0]
 
 
-@pytest.mark.slow
 def test_backup_and_restore(tmp_path: Path) -> None:
     """A fit that was interrupted goes on as if it had not been."""
     wanted = lone(mlp, regression)

@@ -115,7 +115,6 @@ def test_loss_weights_of_another_structure() -> None:
     assert trainer.loss_weights == [1.0, 0.5]
 
 
-@pytest.mark.slow
 def test_frozen_layer() -> None:
     """One trace, which says why; then back to the first program."""
     trainer = lone(mlp, regression)
@@ -138,7 +137,6 @@ def test_frozen_layer() -> None:
     assert trainer.trace_count == 2
 
 
-@pytest.mark.slow
 def test_frozen_like_keras() -> None:
     """Keras takes a frozen layer only after it is compiled again; the optimizer is the same."""
     theirs, trainer = twins(mlp, plain)
@@ -169,7 +167,6 @@ def test_frozen_before_fit_of_a_compiled_model() -> None:
     assert not np.array_equal(host(model.layers[-1].kernel), free[0])
 
 
-@pytest.mark.slow
 def test_batches_and_fit_share_programs() -> None:
     trainer = lone(mlp, regression)
     trainer.fit(X, Y, batch_size=4, epochs=2, validation_data=(X, Y), progress=False)

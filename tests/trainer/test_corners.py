@@ -124,7 +124,6 @@ def test_a_model_that_thawed_is_saved_and_loaded(name: str, tmp_path: Path) -> N
         np.testing.assert_array_equal(numpy(a.value), numpy(b.value))
 
 
-@pytest.mark.slow
 def test_recurrent_layers_are_inspected() -> None:
     model = keras.Sequential(
         [keras.Input((3, 2)), keras.layers.SimpleRNN(4, name="rnn"), keras.layers.Dense(1)]

@@ -138,7 +138,6 @@ def test_the_trainers_trace_count_counts_no_programs_for_sizes() -> None:
 # Whole data sets.
 
 
-@pytest.mark.slow
 def test_three_epochs_with_a_short_last_batch_are_two_programs() -> None:
     theirs, trainer = twins(mlp, regression)
     x, y = batch(100)
@@ -157,7 +156,6 @@ def test_three_epochs_with_a_short_last_batch_are_two_programs() -> None:
     assert kinds(steps)["refused"] == 0
 
 
-@pytest.mark.slow
 def test_the_loss_of_the_short_last_batch_is_its_true_mean() -> None:
     trainer = lone(mlp, regression)
     x, y = batch(100)
@@ -170,7 +168,6 @@ def test_the_loss_of_the_short_last_batch_is_its_true_mean() -> None:
     assert found["loss"] == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.slow
 def test_evaluate_and_predict_over_a_short_last_batch() -> None:
     theirs, trainer = twins(normalized, regression)
     x, y = batch(21)
@@ -235,7 +232,6 @@ def two_outputs(n: int, seed: int = 0) -> tuple[Any, Any]:
     return x, {"a": normal(n, 1, seed=seed + 2), "b": normal(n, 2, seed=seed + 3)}
 
 
-@pytest.mark.slow
 def test_losses_of_several_outputs_are_weighted_by_samples() -> None:
     """Ten rows in batches of eight: the mean over rows, not over the two batches."""
     trainer = lone(heads, two_losses)
@@ -268,7 +264,6 @@ def test_a_stream_for_several_inputs_and_outputs() -> None:
 # Sequences.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_time_distributed_with_varying_time_is_right(masked: bool) -> None:
     """Keras leaves out steps or masks under an unknown time on TensorFlow; ours may refuse."""
@@ -348,7 +343,6 @@ def test_x_and_y_of_different_lengths_are_refused_at_every_size() -> None:
     assert_same(trainer.model.weights, before, 0, 0)
 
 
-@pytest.mark.slow
 def test_a_limit_of_traces_holds_for_sizes() -> None:
     trainer = lone(mlp, regression, max_traces=2)
     for i, n in enumerate((6, 4, 9, 2, 30)):

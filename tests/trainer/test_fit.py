@@ -408,7 +408,6 @@ def test_rows_that_another_thread_takes_are_the_same(
     assert_same(fitted(), expected, rtol=0, atol=0)
 
 
-@pytest.mark.slow
 def test_shuffle_is_the_default_for_arrays_only() -> None:
     """A stream of batches keeps its order; `shuffle` leaves x, y and weights together."""
     trainer, other = lone(mlp, weighted), lone(mlp, weighted)

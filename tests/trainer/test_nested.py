@@ -55,7 +55,6 @@ def test_nested_equals_plain(build: Any) -> None:
     assert_twins(trainer, other.model, EXACT)
 
 
-@pytest.mark.slow
 def test_nested_values_are_tensors_to_compute_with() -> None:
     trainer, other = lone(mlp, regression), lone(mlp, regression)
 
@@ -68,7 +67,6 @@ def test_nested_values_are_tensors_to_compute_with() -> None:
         assert float(step(*batch(i))) == pytest.approx(wanted, rel=EXACT)
 
 
-@pytest.mark.slow
 def test_two_updates_of_one_model_in_a_step() -> None:
     """The second sees the weights that the first left; values are of each batch alone."""
     trainer, other = lone(mlp, regression), lone(mlp, regression)
@@ -181,7 +179,6 @@ def test_nested_test_and_predict() -> None:
     assert_same(trainer.model.weights, before, 0, 0)
 
 
-@pytest.mark.slow
 def test_changes_reach_the_nested_step() -> None:
     """The rate and the limit are values to the program around the step, too."""
     trainer, other = (lone(mlp, regression, clip_norm=0.5) for _ in range(2))

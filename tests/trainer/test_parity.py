@@ -461,7 +461,6 @@ def test_kinds_of_arrays(kind: str, pair: tuple[ts.Trainer, ts.Trainer]) -> None
     assert_same(trainer.model.weights, other.model.weights, EXACT, EXACT)
 
 
-@pytest.mark.slow
 def test_list_of_rows_at_the_first_call() -> None:
     """A list of rows means the same before anything was traced as after."""
     x, y = rows(0)
@@ -485,7 +484,6 @@ def test_batches_of_any_size() -> None:
     assert_twins(trainer, theirs, EXACT)
 
 
-@pytest.mark.slow
 def test_values_are_of_the_batch_alone() -> None:
     """Repeated evaluation of a batch gives the same, and nothing is trained by it."""
     trainer = lone(mlp, regression)

@@ -68,7 +68,6 @@ def test_nothing_changes_without_update() -> None:
         np.testing.assert_array_equal(old, numpy(variable.value))
 
 
-@pytest.mark.slow
 def test_the_loss_is_that_of_the_next_training_step() -> None:
     t = trainer()
     asked = float(t.run("loss", X, Y))

@@ -109,7 +109,9 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    # Without this, a crash of the machine may lose the rename.
+    # Without this, a crash of the machine may lose the rename. Windows cannot open a directory.
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

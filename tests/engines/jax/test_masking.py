@@ -233,7 +233,6 @@ def gradient(fn: Function) -> Function:
     return taken
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*BY_VALUE, *ONLY_VALUES])
 def test_a_value_is_that_of_the_exact_shape(name: str) -> None:
     check({**BY_VALUE, **ONLY_VALUES}[name])
@@ -243,7 +242,6 @@ def test_a_value_is_that_of_the_exact_shape(name: str) -> None:
 WITHOUT_GRADIENT = ("product", "running product")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in BY_VALUE if name not in WITHOUT_GRADIENT])
 def test_a_gradient_is_that_of_the_exact_shape(name: str) -> None:
     check(gradient(BY_VALUE[name]))

@@ -65,7 +65,6 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-@pytest.mark.slow
 def test_small_slots_and_metrics_of_a_trainer_are_packed_and_weights_are_not() -> None:
     trainer = trainer_of()
     trainer.train_on_batch(X, Y)
@@ -150,7 +149,6 @@ def test_numbers_of_every_kind_keep_their_bits() -> None:
     assert bits(v.value for v in variables) == bits(x[::-1].copy() for x in given)
 
 
-@pytest.mark.slow
 def test_a_learning_rate_that_is_set_and_looked_at_between_steps(apart: Any) -> None:
     def run() -> list[Any]:
         trainer, seen = trainer_of(), []
@@ -166,7 +164,6 @@ def test_a_learning_rate_that_is_set_and_looked_at_between_steps(apart: Any) -> 
     assert_same(run(), apart(run), **ROUNDING)
 
 
-@pytest.mark.slow
 def test_large_slots_and_metrics_of_a_function_have_arrays_of_their_own() -> None:
     model, optimizer = model_of(300), keras.optimizers.Adam()
     mae = keras.metrics.MeanAbsoluteError()
@@ -301,7 +298,6 @@ def test_copies_and_pickles_are_plain_variables() -> None:
     assert np.array_equal(pickle.loads(pickle.dumps(host(slot))), host(slot))
 
 
-@pytest.mark.slow
 def test_a_saved_model_is_loaded_with_its_slots(tmp_path: Path) -> None:
     trainer = trainer_of()
     for _ in range(3):
@@ -335,7 +331,6 @@ def test_keras_trains_on_with_packed_slots(apart: Any) -> None:
     assert_same(run(), apart(run), **ROUNDING)
 
 
-@pytest.mark.slow
 def test_a_function_on_the_host_may_look_at_a_slot() -> None:
     trainer, seen = trainer_of(), []
     trainer.train_on_batch(X, Y)

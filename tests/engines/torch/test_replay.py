@@ -558,7 +558,6 @@ def test_new_values_are_swapped_in_by_python(monkeypatch: pytest.MonkeyPatch) ->
     assert (float(first.value), float(second.value)) == (4.0, 8.0)
 
 
-@pytest.mark.slow
 def test_texts_of_records_are_not_kept() -> None:
     model = keras.Sequential([layers.Input((4,)), layers.Dense(8, "relu"), layers.Dense(1)])
     trainer = ts.Trainer(model, optimizer="adam", loss="mse")

@@ -89,7 +89,6 @@ def test_a_bad_batch_that_nobody_reads_is_an_error_all_the_same(at: int) -> None
     assert int(careful.optimizer.iterations) == 1 + at
 
 
-@pytest.mark.slow
 def test_stopping_in_the_middle_tells_what_was_seen() -> None:
     one, seen = trainer(), []
 
@@ -132,7 +131,6 @@ def test_a_model_that_tells_more_than_its_metrics_tells_it_wherever_it_stops() -
     }
 
 
-@pytest.mark.slow
 def test_data_that_looks_at_the_model_sees_every_step() -> None:
     one, seen = trainer(), []
 

@@ -307,7 +307,6 @@ def test_no_gradient_flows_through() -> None:
 # Once, in order, at every step ---------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimize", ["trace", "full", "measure"])
 def test_calls_are_made_in_order_once_per_step_and_never_while_tracing(optimize: str) -> None:
     seen: list[Any] = []

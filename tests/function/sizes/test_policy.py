@@ -144,7 +144,6 @@ def test_a_counting_layer_agrees_with_the_ledger_over_two_hundred_batches() -> N
 # The numbers.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "filler"), [("auto", "nothing"), ("bucket", "nan"), ("auto", "garbage")]
 )
@@ -372,7 +371,6 @@ def test_time_varies_where_it_is_said_to(exact_sentences: Sentences, said: str) 
     assert sentences.step.trace_count == sentences.witness.runs == 2 + ones()
 
 
-@pytest.mark.slow
 def test_batch_and_time_vary_at_once() -> None:
     sentences, exactly = Sentences(dynamic={"x": 1}), Sentences(shapes="exact")
     for rows, length in ((2, 6), (3, 4), (1, 9)):

@@ -46,7 +46,6 @@ if keras.backend.backend() != "jax":
     del STEPS["gradient of a place past the end"]  # an error there
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", STEPS)
 def test_the_numbers_are_those_of_the_exact_shape(name: str) -> None:
     policy = "bucket" if keras.backend.backend() == "jax" else "dynamic"

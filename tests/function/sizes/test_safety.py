@@ -441,7 +441,6 @@ def test_bucket_builds_a_model_in_its_first_call() -> None:
     assert step.trace_count <= 2
 
 
-@pytest.mark.slow
 def test_a_layer_frozen_between_sizes_takes_effect() -> None:
     student = Student(shapes=ts.Shapes(background=False))
     student.run((6, 4))

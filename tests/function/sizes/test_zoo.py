@@ -27,7 +27,6 @@ if not ALL:
     SIZES = ((5, 7),) if ENGINE == "jax" else ((5, 7), (11, 12))
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 def test_sizes_that_vary_give_the_numbers_of_exact_shapes(case: Case) -> None:
     verdict = judge(case, SIZES)

@@ -45,7 +45,6 @@ def test_arrays_have_the_sizes_asked_for(name: str) -> None:
         assert {arrays[timed].shape[1] for timed in case.timed} <= {t}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batch_norm_dense", "lstm_with_dropout", "metric_auc"])
 def test_a_run_leaves_the_variables_as_they_were(name: str) -> None:
     bench = Bench(CASES[name])

@@ -99,6 +99,8 @@ def _read(path: Path) -> bytes:
             key = file.read(_LONGEST)
     except OSError as error:
         raise _unreadable(str(path), str(error)) from error
+    if not hasattr(os, "geteuid"):
+        raise _unreadable(str(path), "a system whose files have neither owners nor modes")
     if status.st_uid not in (os.geteuid(), 0):
         raise _unreadable(str(path), f"a file of user {status.st_uid}")
     mode = stat.S_IMODE(status.st_mode)
