@@ -1,10 +1,15 @@
 # Two commands do everything, set-up included: make demo, make test.
 # Each target may be repeated; what is done already is not done again.
 
+# Another interpreter has an environment of its own: make demo PYTHON=python3.13
+ifdef PYTHON
+VENV ?= .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+endif
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SHELL := bash
+comma := ,
 .SHELLFLAGS := -o pipefail -c
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 QUIET := TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0
@@ -12,7 +17,7 @@ QUIET := TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0
 TESTING := $(QUIET) OMP_NUM_THREADS=1
 
 .PHONY: demo test test-all test-slow-third test-jax test-tensorflow \
-  test-torch bench docs lint format clean
+  test-torch test-python test-versions bench docs lint format clean
 
 demo: $(VENV)/base.done
 	$(QUIET) KERAS_BACKEND=$${KERAS_BACKEND:-jax} $(BIN)/python examples/digits.py
@@ -31,6 +36,20 @@ test-slow-third: $(VENV)/all.done
 
 test-jax test-tensorflow test-torch: test-%: $(VENV)/all.done
 	@$(TESTS) --engines $* $(ARGS)
+
+# The tests on another interpreter, without torch: make test-python PYTHON=python3.13
+ENGINES ?= jax,tensorflow
+test-python: $(VENV)/test-$(ENGINES).done
+	@$(TESTS) --engines $(ENGINES) $(ARGS)
+
+# What depends on the engines, with the oldest versions that are supported and with the newest.
+test-versions: build/oldest/done build/newest/done
+	@for which in oldest newest; do \
+	  echo "== $$which: $$(build/$$which/bin/python -m pip list 2>/dev/null \
+	    | grep -E '^(jax|keras|numpy|optree|tensorflow_cpu) ' | tr -s ' \n' ' ')"; \
+	  $(TESTING) build/$$which/bin/python -m tests.run --core --jobs $(JOBS) \
+	    --engines $(ENGINES) || exit 1; \
+	done
 
 bench: $(VENV)/all.done
 	$(QUIET) $(BIN)/python -m benchmarks.compare $(ARGS)
@@ -71,6 +90,21 @@ $(VENV)/bin/python:
 $(VENV)/base.done: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "== installing trainstep with JAX"
 	$(BIN)/python -m pip install --progress-bar off -c constraints.txt -e . scikit-learn
+	@touch $@
+
+$(VENV)/test-%.done: $(VENV)/base.done
+	@echo "== installing $* and the tools of the tests"
+	$(BIN)/python -m pip install --progress-bar off -c constraints.txt \
+	  -e '.[test$(if $(findstring tensorflow,$*),$(comma)tensorflow)]'
+	@touch $@
+
+build/oldest/done build/newest/done: build/%/done: pyproject.toml tests/versions.py
+	@echo "== installing the $* versions"
+	$(PYTHON) -m venv build/$*
+	$(PYTHON) -m tests.versions > build/$*/oldest.txt
+	build/$*/bin/python -m pip install --progress-bar off \
+	  $(if $(findstring oldest,$*),-c build/$*/oldest.txt) -e '.[tensorflow]' \
+	  hypothesis pandas pytest pytest-timeout pytest-xdist scikit-learn
 	@touch $@
 
 $(VENV)/all.done: $(VENV)/base.done

@@ -1,9 +1,11 @@
 """Runs the tests on each engine and prints what passed.
 
-    python -m tests.run [--slow] [--slow-third] [--engines jax,torch] [pytest's own arguments]
+    python -m tests.run [--slow | --slow-third] [--engines jax,torch] [pytest's own arguments]
+    python -m tests.run [--interpreter | --core] [--engines jax,torch]
 
 Each engine has a process of its own: Keras fixes its backend when it is imported. The tests of
-several devices and of the engine without its tricks follow in processes of their own, too. JAX,
+several devices, and of the engine without tricks and without private names, follow in processes of
+their own, too. JAX,
 which takes as long as the other two, runs beside them: one process each, so that nothing is
 imported and collected twice. More processors share out the tests of a process (`--jobs`).
 """
@@ -20,13 +22,36 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 ENGINES = ("jax", "tensorflow", "torch")
-# The engines must give the same numbers without their tricks.
-WITHOUT_TRICKS = (
+# The engines must give the same numbers without private names (dynamic sizes need some of them),
+WITHOUT_PRIVATE_NAMES = (
     "tests/function/test_parity.py",
     "tests/function/test_safety.py",
     "tests/function/test_aliasing.py",
-    "tests/function/sizes/test_policy.py",
     "tests/trainer/test_threads.py",
+)
+# and without tricks.
+WITHOUT_TRICKS = (*WITHOUT_PRIVATE_NAMES, "tests/function/sizes/test_policy.py")
+# What depends on the interpreter: its instructions, reference counts, frames and hooks.
+INTERPRETER = (
+    "tests/common",
+    "tests/doctor",
+    "tests/engines",
+    "tests/explain",
+    "tests/function/inside/test_host_calls.py",
+    "tests/function/test_aliasing.py",
+    "tests/function/test_memory.py",
+    "tests/function/test_safety.py",
+    "tests/surroundings",
+    "tests/trainer/test_threads.py",
+)
+# What a new version of an engine may break.
+CORE = (
+    "tests/engines",
+    "tests/function",
+    "tests/state",
+    "tests/surroundings",
+    "tests/trainer/test_parity.py",
+    "tests/trainer/test_fit.py",
 )
 COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
 NO_TESTS = 5  # pytest's exit code
@@ -89,8 +114,12 @@ def runs(engine: str, selected: str, jobs: int, more: list[str]) -> list[Result]
         devices = ["-m", f"({selected}) and devices", "tests/distribution", *shared]
         found.append(run(f"{engine}, devices", devices, TRAINSTEP_DEVICES="4", **chosen))
     if selected != "slow":
-        plain = ["-m", "not slow and not devices", *WITHOUT_TRICKS, *shared]
-        found.append(run(f"{engine}, without tricks", plain, TRAINSTEP_TRICKS="off", **chosen))
+        quick = ["-m", "not slow and not devices", *shared]
+        tricks = {"TRAINSTEP_TRICKS": "off", **chosen}
+        found.append(run(f"{engine}, without tricks", [*quick, *WITHOUT_TRICKS], **tricks))
+        names = {"TRAINSTEP_PRIVATE_NAMES": "off", **chosen}
+        public = [*quick, *WITHOUT_PRIVATE_NAMES]
+        found.append(run(f"{engine}, without private names", public, **names))
     return found
 
 
@@ -99,12 +128,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--slow", action="store_true", help="the slow tests as well")
     parser.add_argument("--slow-third", action="store_true", help="a third of the slow tests alone")
+    parser.add_argument(
+        "--interpreter", action="store_true", help="what depends on the interpreter alone"
+    )
+    parser.add_argument("--core", action="store_true", help="what depends on the engines alone")
     parser.add_argument("--engines", default=",".join(ENGINES), help="names, with commas between")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     options, more = parser.parse_known_args()
     selected = "slow" if options.slow_third else "slow or not slow" if options.slow else "not slow"
     if options.slow_third:
         os.environ["TRAINSTEP_SLOW_THIRD"] = str(_commit() % 3)
+    more += INTERPRETER if options.interpreter else CORE if options.core else ()
     engines = options.engines.split(",")
     lanes = [engines]
     if "jax" in engines and len(engines) > 1 and options.jobs > 1:
@@ -113,6 +147,9 @@ def main() -> int:
     with ThreadPoolExecutor() as pool:
         started = [pool.submit(lane, each, selected, jobs, more) for each in lanes]
         results = [result for each in started for result in each.result()]
+    if options.interpreter:
+        plain = ["-m", "plain and not slow", "-p", "no:xdist"]
+        results.append(run("without an engine", plain, KERAS_BACKEND=engines[0]))
     print("", *(result.line() for result in results), sep="\n")
     return int(any(result.code for result in results))
 
