@@ -86,6 +86,14 @@ def test_a_step_trains_without_one_of_them(name: str) -> None:
     trained_without(name)
 
 
+def test_the_documentation_lists_them() -> None:
+    text = (SOURCE.parents[1] / "docs" / "versions.md").read_text()
+
+    listed = [f"| `{name}` | {consequences[name]} |" for name in names()]
+
+    assert [line for line in listed if line not in text] == []
+
+
 @pytest.mark.plain
 def test_they_are_imported_in_one_file_for_each_library_and_in_tricks() -> None:
     found = set()
