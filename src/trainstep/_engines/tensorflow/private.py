@@ -11,7 +11,7 @@ from trainstep._common.private_names import find
 pywrap_tfe = find(
     "tensorflow.python.pywrap_tfe",
     "TFE_Py_TapeVariableAccessed",
-    without="a `tf.GradientTape` in a step has to watch variables by `tape.watch(v.value)`",
+    without="a `tf.GradientTape` in a step may have to watch variables by `tape.watch(v.value)`",
 )
 # Has the functions of `tf.custom_gradient`, for ever.
 ops = find(
