@@ -43,11 +43,12 @@ test-python: $(VENV)/test-$(ENGINES).done
 	@$(TESTS) --engines $(ENGINES) $(ARGS)
 
 # What depends on the engines, with the oldest versions that are supported and with the newest.
-test-versions: build/oldest/done build/newest/done
+VERSIONS := build/versions$(patsubst .venv%,%,$(VENV))
+test-versions: $(VERSIONS)/oldest/done $(VERSIONS)/newest/done
 	@for which in oldest newest; do \
-	  echo "== $$which: $$(build/$$which/bin/python -m pip list 2>/dev/null \
+	  echo "== $$which: $$($(VERSIONS)/$$which/bin/python -m pip list 2>/dev/null \
 	    | grep -E '^(jax|keras|numpy|optree|tensorflow_cpu) ' | tr -s ' \n' ' ')"; \
-	  $(TESTING) build/$$which/bin/python -m tests.run --core --jobs $(JOBS) \
+	  $(TESTING) $(VERSIONS)/$$which/bin/python -m tests.run --core --jobs $(JOBS) \
 	    --engines $(ENGINES) || exit 1; \
 	done
 
@@ -81,7 +82,7 @@ format: $(VENV)/all.done
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf .venv .venv-* build dist src/*.egg-info
 
 $(VENV)/bin/python:
 	@echo "== creating $(VENV)"
@@ -98,12 +99,12 @@ $(VENV)/test-%.done: $(VENV)/base.done
 	  -e '.[test$(if $(findstring tensorflow,$*),$(comma)tensorflow)]'
 	@touch $@
 
-build/oldest/done build/newest/done: build/%/done: pyproject.toml tests/versions.py
+$(VERSIONS)/oldest/done $(VERSIONS)/newest/done: $(VERSIONS)/%/done: pyproject.toml tests/versions.py
 	@echo "== installing the $* versions"
-	$(PYTHON) -m venv build/$*
-	$(PYTHON) -m tests.versions > build/$*/oldest.txt
-	build/$*/bin/python -m pip install --progress-bar off \
-	  $(if $(findstring oldest,$*),-c build/$*/oldest.txt) -e '.[tensorflow]' \
+	$(PYTHON) -m venv $(VERSIONS)/$*
+	$(PYTHON) -m tests.versions > $(VERSIONS)/$*/oldest.txt
+	$(VERSIONS)/$*/bin/python -m pip install --progress-bar off \
+	  $(if $(findstring oldest,$*),-c $(VERSIONS)/$*/oldest.txt) -e '.[tensorflow]' \
 	  hypothesis pandas pytest pytest-timeout pytest-xdist scikit-learn
 	@touch $@
 

@@ -1506,3 +1506,117 @@ def test_what_a_callback_reads_is_live_and_costs_no_trace() -> None:
     assert [n for n, _ in NOTED] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert [float(value) for value in SEEN] == [2.0, 2.0, 2.0]
     assert step.trace_count == 1
+
+
+class Part:
+    """An object with two numbers, in a list or behind a name."""
+
+    def __init__(self, alpha: float = OLD) -> None:
+        self.alpha, self.other = alpha, 1.0
+
+    def reset(self) -> None:
+        self.alpha = OLD
+
+
+def scaled(x: Any, part: Any) -> Any:
+    return x * part.alpha
+
+
+def hidden_parameter(x: Any, part: Any) -> Any:
+    [part.reset() for part in [Part(), Part()]]
+    return x * part.alpha
+
+
+def bound_twice_inside(x: Any, part: Any) -> Any:
+    c = part
+    q = [c for c in ((1.0,),) for c in c]
+    return x * c.alpha * q[0]
+
+
+async def one() -> Any:
+    yield 1.0
+
+
+async def asynchronous(x: Any, part: Any) -> Any:
+    return scaled(sum([each async for each in one()]) * x, part)
+
+
+def awaited(x: Any, part: Any) -> Any:
+    try:
+        asynchronous(x, part).send(None)
+    except StopIteration as ended:
+        return ended.value
+
+
+def nested(x: Any, part: Any) -> Any:
+    def inner(p: Any) -> Any:
+        return x * p.alpha
+
+    return inner(p=part)
+
+
+def made_in_a_comprehension(x: Any, part: Any) -> Any:
+    makers = [(lambda: x * c.alpha) for c in PARTS]
+    return sum(each() for each in makers)
+
+
+PARTS: list[Part] = []
+# Each uses the attribute of a part, which is the only one in `PARTS` too.
+FORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "a comprehension's variable that hides a parameter": hidden_parameter,
+    "a name that a comprehension binds twice": bound_twice_inside,
+    "an asynchronous comprehension": awaited,
+    "a list comprehension": lambda x, part: x * sum([c.other * c.alpha for c in PARTS]),
+    "a generator expression": lambda x, part: x * sum(c.alpha for c in PARTS),
+    "a nested comprehension": lambda x, part: x * sum([c.alpha for _ in (1,) for c in PARTS]),
+    "a loop that calls": lambda x, part: sum([scaled(x, c) for c in PARTS]),
+    "one of three by or": lambda x, part: x * (None or {} or part).alpha,
+    "one of three by if": lambda x, part: x * (CONFIG if MODEL else part if PARTS else GAIN).alpha,
+    "one of two as an argument": lambda x, part: scaled(x, part if PARTS else CONFIG),
+    "one of two by keyword": lambda x, part: scaled(x, part=part if PARTS else CONFIG),
+    "a nested function by keyword": nested,
+    "a lambda in a comprehension": made_in_a_comprehension,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_attribute_is_found_in_every_form_of_code(form: str) -> None:
+    part = Part()
+    PARTS[:] = [part]
+    step = ts.function(lambda x: FORMS[form](x, part))
+    assert [float(step(1.0)) for _ in range(2)] == [OLD] * 2
+
+    part.alpha = NEW
+
+    assert float(step(1.0)) == NEW
+
+
+@pytest.mark.parametrize("name", ["item", "chain", "argument", "super"])
+def test_names_alone_find_as_much(name: str, unknown_python: None) -> None:
+    part = Part()
+    box = types.SimpleNamespace(a=types.SimpleNamespace(b=types.SimpleNamespace(c=part)))
+    table = {"part": part}
+
+    class Base:
+        def run(self, x: Any) -> Any:
+            return x * self.part.alpha
+
+    class Derived(Base):
+        part = box.a.b.c
+
+        def run(self, x: Any) -> Any:
+            return super().run(x)
+
+    derived = Derived()
+    steps: dict[str, Callable[[Any], Any]] = {
+        "item": lambda x: x * table["part"].alpha,
+        "chain": lambda x: x * box.a.b.c.alpha,
+        "argument": lambda x: scaled(x, box.a.b.c),
+        "super": lambda x: derived.run(x),
+    }
+    step = ts.function(steps[name])
+    assert [float(step(1.0)) for _ in range(2)] == [OLD] * 2
+
+    part.alpha = NEW
+
+    assert float(step(1.0)) == NEW

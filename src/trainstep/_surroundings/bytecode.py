@@ -15,27 +15,27 @@ from __future__ import annotations
 import dis
 import functools
 from collections import Counter
+from itertools import islice, product
 from types import CodeType
 from typing import Any, NamedTuple
 
 from trainstep._surroundings import instructions
-from trainstep._surroundings.code_model import Call, Constant, LocalFunction, Path, Scan
-from trainstep._surroundings.instructions import BINDINGS, EFFECTS, POPS_PER_ARGUMENT, VERSION
+from trainstep._surroundings.code_model import Call, Constant, LocalFunction, OneOf, Path, Scan
+from trainstep._surroundings.instructions import EFFECTS, POPS_PER_ARGUMENT, VERSION
 
+_MOST_CALLS = 16  # analyzed of a call whose arguments depend on branches
 _CONSTANT_KEYS = (str, int, bytes, bool, type(None), float, tuple)
 
 
 @functools.lru_cache(maxsize=4096)
 def scan(code: CodeType) -> Scan:
     """The reads, writes and calls of `code`, except those of its own variables."""
-    machine = _StackMachine(code)
     if VERSION not in instructions.SUPPORTED:
-        machine.scan.unknown = f"the instructions of Python {VERSION[0]}.{VERSION[1]}"
-        return machine.scan
-    for instruction in dis.get_instructions(code):
-        if not machine.step(instruction):
-            machine.scan.unknown = f"the instruction {instruction.opname}"
-            return machine.scan
+        return Scan(unknown=f"the instructions of Python {VERSION[0]}.{VERSION[1]}")
+    counting = _StackMachine(code, Counter())
+    unknown = counting.run()
+    machine = _StackMachine(code, counting.bindings)
+    machine.scan.unknown = unknown or machine.run()
     machine.scan.inner = [c for c in code.co_consts if isinstance(c, CodeType)]
     return machine.scan
 
@@ -54,45 +54,50 @@ def changed_at(code: CodeType, parameter: str) -> int:
     return min(writes or calls, default=code.co_firstlineno)
 
 
-class _OneOf(NamedTuple):
-    """One of several values, which depends on a branch."""
-
-    values: tuple[Any, ...]
-
-
 class _Hidden(NamedTuple):
     """The meaning of a local name before a comprehension, part of this code, uses that name."""
 
     name: str
-    alias: Path | LocalFunction | None
+    alias: Path | LocalFunction | OneOf | None
 
 
 class _StackMachine:
     """Simulates the stack of one code object."""
 
-    def __init__(self, code: CodeType) -> None:
+    def __init__(self, code: CodeType, bindings: Counter[str]) -> None:
         self.scan = Scan()
+        self._code = code
         self._free = set(code.co_freevars)
         self._constants = code.co_consts
         flags = bool(code.co_flags & 4) + bool(code.co_flags & 8)
         count = code.co_argcount + code.co_kwonlyargcount + flags
-        bindings = _bindings(code)
         self._assigned_once = {name for name, times in bindings.items() if times == 1}
         self._parameters = {name for name in code.co_varnames[:count] if not bindings[name]}
+        self.bindings: Counter[str] = Counter()  # of each name, except by comprehensions
         # Since Python 3.13 LOAD_FAST also loads the cells of a new function's closure.
         self._cells = {*code.co_cellvars, *code.co_freevars} if VERSION >= (3, 13) else set()
         self._in_comprehension: set[str] = set()  # variables of comprehensions in this code
         self._stack: list[Any] = []
         self._added = 0  # values, since the instruction began
         self._stacks_at: dict[int, list[Any]] = {}
+        self._handlers = instructions.handlers(code)
         self._keywords: tuple[str, ...] = ()
         self._line = code.co_firstlineno
         self._dead = False
+
+    def run(self) -> str:
+        """Simulates the code; returns what is unknown of it, or ""."""
+        for instruction in dis.get_instructions(self._code):
+            if not self.step(instruction):
+                return f"the instruction {instruction.opname}"
+        return ""
 
     def step(self, i: dis.Instruction) -> bool:
         """Simulates an instruction; returns whether it is known."""
         self._line = instructions.line(i) or self._line
         self._join(i.offset)
+        for target, depth, pushed in self._handlers.get(i.offset, ()):
+            self._jump(target, [*self._stack[:depth], *[None] * pushed])
         self._added = 0
         handler = getattr(self, f"_{i.opname}", None)
         top = self._stack[-1] if self._stack else None
@@ -107,7 +112,7 @@ class _StackMachine:
         if not instructions.has_effect(i, self._added):
             return False
         if instructions.is_jump(i):
-            self._stacks_at.setdefault(i.argval, self._after_jump(i, top))
+            self._jump(i.argval, self._after_jump(i, top))
         self._dead = i.opname in instructions.BLOCK_ENDS
         return True
 
@@ -118,16 +123,18 @@ class _StackMachine:
             return self._stack[:more]
         return self._stack + [top] * more  # `a or b` keeps `a` if it jumps
 
+    def _jump(self, target: int, stack: list[Any]) -> None:
+        """Records the stack of a jump, joined with those of other jumps to the same place."""
+        other = self._stacks_at.get(target)
+        self._stacks_at[target] = stack if other is None else _joined(other, stack)
+
     def _join(self, offset: int) -> None:
         """Joins the stacks of all jumps to an offset."""
         other = self._stacks_at.get(offset)
         if self._dead:
             self._stack = list(other or ())
-        elif other is not None and len(other) == len(self._stack):
-            self._stack = [
-                mine if mine == theirs else _one_of([mine, theirs])
-                for mine, theirs in zip(self._stack, other, strict=True)
-            ]
+        elif other is not None:
+            self._stack = _joined(self._stack, other)
 
     def _push(self, *values: Any) -> None:
         self._stack += values
@@ -174,11 +181,12 @@ class _StackMachine:
 
     def _load(self, name: str) -> None:
         known = self.scan.aliases.get(name)
-        self._push(known or (Path("local", name) if name in self._parameters else None))
+        is_parameter = name in self._parameters and name not in self._in_comprehension
+        self._push(known or (Path("local", name) if is_parameter else None))
 
     def _LOAD_FAST(self, i: dis.Instruction) -> None:
         for name in i.argval if isinstance(i.argval, tuple) else (i.argval,):
-            if name in self._cells:
+            if name in self._cells and name not in self._in_comprehension:
                 self._push(None)
             else:
                 self._load(name)
@@ -210,12 +218,17 @@ class _StackMachine:
             self.scan.aliases.pop(name, None)
             if value.alias is not None:
                 self.scan.aliases[name] = value.alias
-        elif isinstance(value, (Path, LocalFunction)) and (
-            name in self._assigned_once or name in self._in_comprehension
+            return
+        inside = name in self._in_comprehension
+        self.bindings[name] += not inside
+        if isinstance(value, (Path, LocalFunction, OneOf)) and (
+            inside or name in self._assigned_once
         ):
             self.scan.aliases[name] = value
-        else:
-            self._read(value)
+            return
+        self._read(value)
+        if inside:
+            self.scan.aliases.pop(name, None)
 
     def _STORE_FAST(self, i: dis.Instruction) -> None:
         self._bind(i.argval)
@@ -227,6 +240,11 @@ class _StackMachine:
     def _STORE_FAST_LOAD_FAST(self, i: dis.Instruction) -> None:
         self._bind(i.argval[0])
         self._load(i.argval[1])
+
+    def _DELETE_FAST(self, i: dis.Instruction) -> None:
+        self.bindings[i.argval] += 1
+
+    _DELETE_DEREF = _DELETE_FAST
 
     def _STORE_DEREF(self, i: dis.Instruction) -> None:
         if i.argval not in self._free:
@@ -338,30 +356,40 @@ class _StackMachine:
 
     def _CALL(self, i: dis.Instruction) -> None:
         names, self._keywords = self._keywords, ()
-        given = [self._known(self._pop()) for _ in range(i.arg or 0)][::-1]
-        called = self._pop_called()
+        given = [self._pop() for _ in range(i.arg or 0)][::-1]
+        called, more = self._pop_called()
+        given = [*more, *given]
         split = len(given) - len(names)
-        args, keywords = given[:split], dict(zip(names, given[split:], strict=False))
-        self._push(self._attribute_by_name(called, args))
-        if isinstance(called, LocalFunction) and not keywords:
-            self.scan.local_calls.append((called.code, args))
-        elif paths := _paths(called):  # the analysis of the callee finds whether it reads them
-            self.scan.calls += [Call(path, args, keywords, self._line) for path in paths]
-        else:
+        self._push(self._attribute_by_name(called, given[:split]))
+        functions = [each for each in _alternatives(called) if isinstance(each, LocalFunction)]
+        paths = _paths(called)
+        if not functions and not paths:
             for value in given:
                 self._read(value)
+        for each in self._combinations(given):
+            args, keywords = each[:split], dict(zip(names, each[split:], strict=False))
+            # The analysis of the callee finds whether it reads them.
+            self.scan.calls += [Call(path, args, keywords, self._line) for path in paths]
+            self.scan.local_calls += [(made.code, args, keywords) for made in functions]
 
-    def _pop_called(self) -> Any:
-        """Pops the called value, and the place for its object beside it."""
+    def _pop_called(self) -> tuple[Any, list[Any]]:
+        """Pops the called value, and its first argument if that is beside it.
+
+        Beside it is an empty place, or the iterator of a comprehension, or what is decorated.
+        """
         second, first = self._pop(), self._pop()
-        return first if first is not None else second
+        if first is None:
+            return second, []
+        return first, [] if second is None else [second]
 
-    def _known(self, value: Any) -> Any:
-        """The value, if it is a single one; several are read here, since a call is given one."""
-        if isinstance(value, _OneOf):
+    def _combinations(self, given: list[Any]) -> list[list[Any]]:
+        """The arguments of a call: a list for each way in which branches may choose them."""
+        found = list(map(list, islice(product(*map(_alternatives, given)), _MOST_CALLS + 1)))
+        if len(found) <= _MOST_CALLS:
+            return found
+        for value in given:
             self._read(value)
-            return None
-        return value
+        return [[None if isinstance(value, OneOf) else value for value in given]]
 
     def _attribute_by_name(self, called: Any, args: list[Any]) -> Path | None:
         """The path of `getattr` or `setattr` with a constant name, which equals a dot."""
@@ -379,7 +407,7 @@ class _StackMachine:
     def _CALL_FUNCTION_EX(self, i: dis.Instruction) -> None:
         # Since Python 3.14 there is a place for `**kwargs` even if there are none.
         given = self._consume(1 + (1 if VERSION >= (3, 14) else (i.arg or 0) & 1), 0)
-        called = self._pop_called()
+        called, _ = self._pop_called()
         self._read(called)
         self._push(None)
         starred = given[0] if isinstance(given[0], Path) else None
@@ -411,23 +439,21 @@ class _StackMachine:
         self._consume(i.arg or 0, 0)
 
 
-def _bindings(code: CodeType) -> Counter[str]:
-    """How often each local variable is bound, except by the comprehensions in this code."""
-    found: Counter[str] = Counter()
-    for i in dis.get_instructions(code):
-        if i.opname in BINDINGS:
-            names = i.argval if isinstance(i.argval, tuple) else (i.argval,)
-            found.update(names[: BINDINGS[i.opname]])
-        elif i.opname == "LOAD_FAST_AND_CLEAR":
-            found[i.argval] -= 3  # bound inside, and restored after its end or an exception
-    return found
+def _joined(one: list[Any], other: list[Any]) -> list[Any]:
+    """The stack where two branches meet."""
+    if len(one) != len(other):
+        return one
+    return [
+        mine if mine == theirs else _one_of([mine, theirs])
+        for mine, theirs in zip(one, other, strict=True)
+    ]
 
 
 def _one_of(values: list[Any]) -> Any:
     """One value that stands for all of these; None if nothing is known."""
     known = dict.fromkeys(each for value in values for each in _alternatives(value))
     known.pop(None, None)
-    return _OneOf(tuple(known)) if len(known) > 1 else next(iter(known), None)
+    return OneOf(tuple(known)) if len(known) > 1 else next(iter(known), None)
 
 
 def _paths(value: Any) -> list[Path]:
@@ -436,7 +462,7 @@ def _paths(value: Any) -> list[Path]:
 
 
 def _alternatives(value: Any) -> tuple[Any, ...]:
-    return value.values if isinstance(value, _OneOf) else (value,)
+    return value.values if isinstance(value, OneOf) else (value,)
 
 
 def _is_key(value: Any) -> bool:

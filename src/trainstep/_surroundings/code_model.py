@@ -47,7 +47,13 @@ class LocalFunction(NamedTuple):
     code: CodeType
 
 
-Value = Path | Constant | LocalFunction | None  # on the stack; None: unknown
+class OneOf(NamedTuple):
+    """One of several values, which depends on a branch."""
+
+    values: tuple[Any, ...]
+
+
+Value = Path | Constant | LocalFunction | OneOf | None  # on the stack; None: unknown
 
 
 @dataclass(slots=True)
@@ -69,9 +75,10 @@ class Scan:
     writes: dict[Path, int] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     inner: list[CodeType] = field(default_factory=list)  # functions and comprehensions inside
-    local_calls: list[tuple[CodeType, list[Value]]] = field(default_factory=list)  # of those
+    # The calls of those: positional and keyword arguments.
+    local_calls: list[tuple[CodeType, list[Value], dict[str, Value]]] = field(default_factory=list)
     # Local names that stand for a path or a local function.
-    aliases: dict[str, Path | LocalFunction] = field(default_factory=dict)
+    aliases: dict[str, Path | LocalFunction | OneOf] = field(default_factory=dict)
     unknown: str = ""  # why the code could not be analyzed to its end; "": it was
 
 
@@ -107,7 +114,7 @@ class AllNames(NamedTuple):
         tuples = [value for value in constants if isinstance(value, tuple)]
         keywords = dict.fromkeys(name for each in tuples for name in each if isinstance(name, str))
         roots = [Path("global", name) for name in names if name in frame.globals]
-        roots += [Path("free", name) for name in frame.cells]
+        roots += [Path("free", name) for name in frame.cells if name != "__class__"]
         roots += [Path("local", name) for name in frame.locals]
         return cls(roots, [*dict.fromkeys([*names, *texts])], [*keywords])
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dis
 import sys
+from types import CodeType
+from typing import NamedTuple
 
 SUPPORTED = ((3, 11), (3, 12), (3, 13), (3, 14))
 VERSION = sys.version_info[:2]
@@ -18,8 +20,6 @@ EFFECTS: dict[str, tuple[int, int]] = {
     # No effect on the stack.
     "CACHE": (0, 0),
     "COPY_FREE_VARS": (0, 0),
-    "DELETE_DEREF": (0, 0),
-    "DELETE_FAST": (0, 0),
     "DELETE_GLOBAL": (0, 0),
     "DELETE_NAME": (0, 0),
     "EXTENDED_ARG": (0, 0),
@@ -134,15 +134,6 @@ BLOCK_ENDS = frozenset(
         "RETURN_VALUE",
     ]
 )
-# Instructions that bind a local variable. Since Python 3.13 one may bind two, or bind and load.
-BINDINGS = {
-    "DELETE_DEREF": 1,
-    "DELETE_FAST": 1,
-    "STORE_DEREF": 1,
-    "STORE_FAST": 1,
-    "STORE_FAST_LOAD_FAST": 1,
-    "STORE_FAST_STORE_FAST": 2,
-}
 # Instructions whose effect in `dis` is not their own: on 3.11 PRECALL counts what CALL pops.
 _SPLIT_EFFECTS = frozenset(["CALL", "PRECALL"]) if VERSION == (3, 11) else frozenset[str]()
 _JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
@@ -156,6 +147,23 @@ def names() -> set[str]:
         # Larger numbers are the compiler's own; these three kinds replace others at run time.
         if number < 256 and not name.startswith(("INSTRUMENTED_", "RESERVED", "ENTER_EXECUTOR"))
     }
+
+
+class Handler(NamedTuple):
+    """A place where an exception continues: it keeps the lower part of the stack."""
+
+    target: int
+    depth: int
+    pushed: int  # the exception and, for some, the place where it was raised
+
+
+def handlers(code: CodeType) -> dict[int, list[Handler]]:
+    """The handlers of the code that begins at an offset, by that offset."""
+    found: dict[int, list[Handler]] = {}
+    for entry in getattr(dis.Bytecode(code), "exception_entries", ()):
+        handler = Handler(entry.target, entry.depth, 1 + bool(entry.lasti))
+        found.setdefault(entry.start, []).append(handler)
+    return found
 
 
 def is_jump(i: dis.Instruction) -> bool:

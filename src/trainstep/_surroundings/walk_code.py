@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainstep._common import user_code
@@ -19,6 +19,7 @@ from trainstep._surroundings.code_model import (
     Constant,
     Frame,
     LocalFunction,
+    OneOf,
     Path,
     Scan,
     StarArguments,
@@ -32,6 +33,7 @@ from trainstep._surroundings.value_kinds import (
     CONTAINERS,
     MUTATORS,
     class_attribute,
+    few_items,
     is_callback,
     is_data,
     is_module,
@@ -40,9 +42,8 @@ from trainstep._surroundings.value_kinds import (
 
 log = logging.getLogger("trainstep")
 _MAX_FUNCTIONS = 2000  # analyzed for one step
-# Of code that is analyzed by its names alone: combinations of names, and attributes in each.
+# Combinations of names, of code that is analyzed by its names alone.
 _MAX_PATHS = 20_000
-_MAX_STEPS = 3
 
 
 class CodeWalker(PathFollower):
@@ -126,7 +127,8 @@ class CodeWalker(PathFollower):
         host_functions = self._host_functions(found, frame, code)
         for inner in found.inner:
             if inner not in host_functions:
-                self._code(inner, self._inner_frame(inner, code, found, frame))
+                for inner_frame in self._inner_frames(inner, code, found, frame):
+                    self._code(inner, inner_frame)
 
     def _code_by_names(self, code: types.CodeType, frame: Frame, unknown: str) -> None:
         """Analyzes code whose bytecode cannot be read: it may combine all names that it has.
@@ -138,28 +140,32 @@ class CodeWalker(PathFollower):
         _report_unknown(unknown)
         names = AllNames.of(code, frame)
         paths, line = list(names.roots), code.co_firstlineno
+        functions: list[Path] = []
+        arguments: list[Path] = []
+        seen: set[int] = set()
         for path in paths:  # grows
-            expanded = self._expanded(path, frame, code)
-            found = [self._place_of(each, frame, code, line) for each in expanded]
-            places = [place for place in found if place is not None]
-            values = [_unwrapped(place).value for place in places]
-            if not values:
+            place = self._place_of(path, frame, code, line)
+            if place is None:
                 continue
-            for place in places:
-                self._may_write(path, place, names, code)
+            self._may_write(path, place, names, code)
             self._read(path, frame, code, line)
-            if any(map(is_users_function, values)):
-                self._call_with_any(path, names, frame, code)
-            elif len(path.steps) < _MAX_STEPS:
-                paths += [path.then("attr", name) for name in names.attributes]
-                if any(isinstance(value, (list, tuple)) for value in values):
-                    paths.append(path.then("each", None))
+            value = _unwrapped(place).value
+            if is_users_function(value):
+                functions.append(path)
+            elif not is_data(value) or isinstance(value, (list, tuple, dict)):
+                arguments.append(path)
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    paths += _parts(path, value, names)
             if len(paths) > _MAX_PATHS:
                 self.missed.append(f"more than {_MAX_PATHS} combinations of names")
-                return
+                break
+        for path in functions:
+            self._call_with_any(path, arguments, names, frame, code)
         if "super" in names.attributes:
             for name in names.attributes:
-                self._call_with_any(Path("super", "").then("attr", name), names, frame, code)
+                called = Path("super", "").then("attr", name)
+                self._call_with_any(called, arguments, names, frame, code)
 
     def _may_write(self, path: Path, place: Place, names: AllNames, code: types.CodeType) -> None:
         """Records that code may assign a name, and each attribute of its value that it names."""
@@ -178,18 +184,26 @@ class CodeWalker(PathFollower):
             self.possible_writes[written.text] = write
 
     def _call_with_any(
-        self, path: Path, names: AllNames, frame: Frame, code: types.CodeType
+        self,
+        path: Path,
+        arguments: Sequence[Path],
+        names: AllNames,
+        frame: Frame,
+        code: types.CodeType,
     ) -> None:
-        """Analyzes a call of a function, given each of the code's names as each argument."""
+        """Analyzes a call of a function, given each of these objects as each argument."""
         line = code.co_firstlineno
-        for root in names.roots:
-            place = self._place_of(root, frame, code, line)
+        roots = [root for root in names.roots if root.scope == "local"]
+        for each in dict.fromkeys([*roots, *arguments]):
+            place = self._place_of(each, frame, code, line)
             if place is not None and isinstance(place.value, StarArguments):
-                call = Call(path, [], {}, line, starred=root)
+                call = Call(path, [], {}, line, starred=each)
             else:
-                keywords: dict[str, Value] = dict.fromkeys(names.keywords, root)
-                call = Call(path, [root] * code.co_stacksize, keywords, line)
+                keywords: dict[str, Value] = dict.fromkeys(names.keywords, each)
+                call = Call(path, [each] * code.co_stacksize, keywords, line)
             self._guarded(self._call, call, frame, code)
+        if not arguments and not roots:
+            self._guarded(self._call, Call(path, [], {}, line), frame, code)
 
     def _guarded(self, follow: Any, *args: Any) -> None:
         """Calls `follow`; an error in the user's objects must not stop the rest."""
@@ -210,28 +224,31 @@ class CodeWalker(PathFollower):
             and is_callback(place.value)
         }
 
-    def _inner_frame(
+    def _inner_frames(
         self, inner: types.CodeType, code: types.CodeType, found: Scan, frame: Frame
-    ) -> Frame:
-        """The frame of a function that is defined inside another."""
-        cells = {}
+    ) -> Iterator[Frame]:
+        """The frames of a function that is defined inside another, one for each of its calls."""
+        line = code.co_firstlineno
+        cells: dict[str, list[Place]] = {}
         for name in inner.co_freevars:
-            if name in code.co_freevars:
-                place = frame.cells.get(name)
-            elif name in found.aliases:
-                place = self._place_of(found.aliases[name], frame, code, code.co_firstlineno)
+            if name in found.aliases and name not in code.co_freevars:
+                cells[name] = self._places_of(found.aliases[name], frame, code, line)
             else:
-                place = frame.locals.get(name)
-            if place is not None:
-                cells[name] = place
-        given: dict[str, Place] = {}
-        for made, args in found.local_calls:
-            if made is inner:
-                for name, value in zip(inner.co_varnames, args, strict=False):
-                    place = self._place_of(value, frame, code, code.co_firstlineno)
-                    if place is not None:
-                        given[name] = place
-        return Frame(frame.globals, cells, given)
+                known = frame.cells if name in code.co_freevars else frame.locals
+                cells[name] = [known[name]] if name in known else []
+        calls = [(args, named) for made, args, named in found.local_calls if made is inner]
+        for args, named in calls or [([], {})]:
+            given = {**dict(zip(inner.co_varnames, args, strict=False)), **named}
+            places = {
+                ("local", name): self._places_of(value, frame, code, line)
+                for name, value in given.items()
+            }
+            for way in _ways({**places, **{("cell", name): at for name, at in cells.items()}}):
+                yield Frame(
+                    frame.globals,
+                    {name: place for (kind, name), place in way.items() if kind == "cell"},
+                    {name: place for (kind, name), place in way.items() if kind == "local"},
+                )
 
     # Reads and writes ------------------------------------------------------------------------
 
@@ -246,6 +263,16 @@ class CodeWalker(PathFollower):
 
     def _place_of(self, path: Value, frame: Frame, code: types.CodeType, line: int) -> Place | None:
         return self._follow(path, frame, code, line) if isinstance(path, Path) else None
+
+    def _places_of(
+        self, value: Value, frame: Frame, code: types.CodeType, line: int
+    ) -> list[Place]:
+        """The places that a value may stand for: of each branch, and of each item of a loop."""
+        found = value.values if isinstance(value, OneOf) else (value,)
+        paths = [each for each in found if isinstance(each, Path)]
+        expanded = [each for path in paths for each in self._expanded(path, frame, code)]
+        places = [self._follow(each, frame, code, line) for each in expanded]
+        return [place for place in places if place is not None]
 
     def _write(self, path: Path, frame: Frame, code: types.CodeType, line: int) -> None:
         if not path.steps:
@@ -286,27 +313,31 @@ class CodeWalker(PathFollower):
             for path in (call.path, *given):
                 self._read(path, frame, code, call.line)
             return
-        args, named = self._arguments(call, frame, code)
         self._record(place)
         called: Any = place.value
-        if isinstance(called, types.FunctionType):
-            self._function(place, args, named)
-            return
-        owner = self._expressions.object(called.__self__, "`self`")
-        if call.path.steps and not isinstance(called.__self__, type):
-            owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, 0)
-        self._method(owner, called.__func__, args, named)
+        owner: Place | None = None
+        if not isinstance(called, types.FunctionType):
+            owner = self._expressions.object(called.__self__, "`self`")
+            if call.path.steps and not isinstance(called.__self__, type):
+                owner = self._follow(call.path._replace(steps=call.path.steps[:-1]), frame, code, 0)
+        for args, named in self._arguments(call, frame, code):
+            if isinstance(called, types.FunctionType):
+                self._function(place, args, named)
+            else:
+                self._method(owner, called.__func__, args, named)
 
     def _arguments(
         self, call: Call, frame: Frame, code: types.CodeType
-    ) -> tuple[list[Place | None], dict[str, Place | None]]:
-        """The places of a call's arguments; None for each unknown one."""
-        args = [self._place_of(a, frame, code, call.line) for a in call.args]
+    ) -> Iterator[tuple[list[Place | None], dict[str, Place | None]]]:
+        """The places of a call's arguments, None for each unknown one; for each item of a loop."""
+        given = dict[Any, Value](enumerate(call.args)) | call.keywords
         starred = self._place_of(call.starred, frame, code, call.line)
-        if starred is not None and isinstance(starred.value, StarArguments):
-            args += starred.value
-        named = {n: self._place_of(a, frame, code, call.line) for n, a in call.keywords.items()}
-        return args, named
+        more = starred.value if starred is not None else None
+        places = {key: self._places_of(a, frame, code, call.line) for key, a in given.items()}
+        for way in _ways(places):
+            args = [way.get(index) for index in range(len(call.args))]
+            args += more if isinstance(more, StarArguments) else []
+            yield args, {name: way.get(name) for name in call.keywords}
 
     def _call_super(self, call: Call, frame: Frame, code: types.CodeType) -> None:
         """Analyzes `super().call(x)`: the method of the next class in the MRO."""
@@ -318,8 +349,8 @@ class CodeWalker(PathFollower):
         name = call.path.steps[0][1]
         later = kinds[kinds.index(here.value) + 1 :] if here.value in kinds else ()
         found = next((vars(kind)[name] for kind in later if name in vars(kind)), None)
-        args, named = self._arguments(call, frame, code)
-        self._method(owner, found, args, named)
+        for args, named in self._arguments(call, frame, code):
+            self._method(owner, found, args, named)
 
     def _call_on_container(self, call: Call, frame: Frame, code: types.CodeType) -> bool:
         """Analyzes a call of a container's method, if it is one: `seen.append(...)`."""
@@ -341,6 +372,13 @@ class CodeWalker(PathFollower):
         return True
 
 
+def _parts(path: Path, value: Any, names: AllNames) -> list[Path]:
+    """The attributes of an object that code names, or the items of a container."""
+    if isinstance(value, (list, tuple, dict)):
+        return [path.then("item", key) for key, _ in few_items(value)]
+    return [path.then("attr", name) for name in names.attributes]
+
+
 _reported: set[str] = set()
 
 
@@ -353,6 +391,12 @@ def _report_unknown(unknown: str) -> None:
             "code of a step names, so it may retrace for a value that the step does not read",
             unknown,
         )
+
+
+def _ways(choices: Mapping[Any, Sequence[Place]]) -> Iterator[dict[Any, Place]]:
+    """Chooses a place for each key, so often that each of the places is chosen."""
+    for way in range(max(map(len, choices.values()), default=1) or 1):
+        yield {key: places[min(way, len(places) - 1)] for key, places in choices.items() if places}
 
 
 def _identity(place: Place) -> str:

@@ -39,6 +39,27 @@ def test_on_this_python_counts_show_other_owners(measured_again: None) -> None:
     assert None not in [each() for each in COUNTED]
 
 
+@pytest.mark.parametrize("install", [sys.setprofile, sys.settrace])
+def test_a_debugger_that_looks_does_not_count(install: Any, measured_again: None) -> None:
+    """Up to Python 3.12, `f_locals` holds what it shows; the count must be right after that."""
+    before = [each() for each in COUNTED]
+    for each in COUNTED:
+        each.cache_clear()  # type: ignore[attr-defined]
+
+    def look(frame: Any, event: str, value: Any) -> Any:
+        assert frame.f_locals is not None
+        return look
+
+    kept = sys.getprofile(), sys.gettrace()
+    install(look)
+    try:
+        counts = [each() for each in COUNTED]
+    finally:
+        sys.setprofile(kept[0])
+        sys.settrace(kept[1])
+    assert counts == before
+
+
 def test_a_step_copies_nothing_that_has_no_other_owner() -> None:
     """The counts in the code of a step are those that were measured."""
     weights = [keras.Variable(normal(3, seed=seed)) for seed in range(3)]
@@ -143,7 +164,7 @@ def test_a_count_is_measured_in_the_code_that_compares_it() -> None:
             del own, other
             return found
 
-        return refcounts.expected_count("a value", trial)
+        return refcounts.expected_count("a value", trial, most=9)
 
     alone = count(0)
     assert alone is not None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from keras import ops
@@ -16,6 +17,9 @@ SHAPES: dict[str, Callable[[Any], Any]] = {
     "of an array": lambda x: x.shape,
     "of Keras": ops.shape,
     "of NumPy": np.shape,
+    "of jax.numpy": jnp.shape,
+    "of a struct": lambda x: jax.ShapeDtypeStruct(jnp.shape(x), "float32").shape,
+    "of an evaluated shape": lambda x: jax.eval_shape(ops.tanh, x).shape,
     "of a type": lambda x: jax.typeof(x).shape,
     "of a result": lambda x: ops.tanh(x).shape,
 }

@@ -168,7 +168,8 @@ def _unshared_count() -> int | None:
         del other_owner
         return bool(found)
 
-    return expected_count("a variable that a step writes", trial)
+    # By the variable's `__dict__`, `v0`, `operands` and the argument of `refcount`.
+    return expected_count("a variable that a step writes", trial, most=4)
 
 
 # JAX runs the first call of each kind (of a program; with NumPy arrays; with its own arrays) in

@@ -116,7 +116,11 @@ def _line_of(frame: FrameType) -> str:
 
 
 # What a shape is read from.
-_SHAPED = (jax.core.Tracer, jax.core.ShapedArray) if sys.version_info >= (3, 14) else ()
+_SHAPED = (
+    (jax.core.Tracer, jax.core.ShapedArray, jax.ShapeDtypeStruct)
+    if sys.version_info >= (3, 14)
+    else ()
+)
 _local = threading.local()
 
 
@@ -185,7 +189,7 @@ def _refusing_lookup(original: Any) -> Any:
 
 
 def _new_tuple(original: Any) -> Any:
-    """Gives code outside of JAX a shape that has no hash yet.
+    """Returns a shape that has no hash yet.
 
     Since Python 3.14 a tuple remembers its hash: the lookup of a shape that JAX has looked up
     before would not ask its sizes for theirs, and find nothing in silence.
@@ -193,8 +197,7 @@ def _new_tuple(original: Any) -> Any:
 
     def shape(self: Any) -> Any:
         found = original.__get__(self)
-        name = str(sys._getframe(1).f_globals.get("__name__", ""))
-        return found if _active() is None or name.startswith("jax.") else (*found,)
+        return found if _active() is None else (*found,)
 
     return property(shape, original.__set__)
 
