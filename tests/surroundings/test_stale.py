@@ -1581,9 +1581,9 @@ FORMS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_an_attribute_is_found_in_every_form_of_code(form: str) -> None:
-    part = Part()
+    part, fn = Part(), FORMS[form]
     PARTS[:] = [part]
-    step = ts.function(lambda x: FORMS[form](x, part))
+    step = ts.function(lambda x: fn(x, part))
     assert [float(step(1.0)) for _ in range(2)] == [OLD] * 2
 
     part.alpha = NEW

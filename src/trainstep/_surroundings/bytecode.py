@@ -417,7 +417,11 @@ class _StackMachine:
         parts = 0 if VERSION >= (3, 13) else bin(i.arg or 0).count("1")
         popped = self._consume(1 + parts, 0)
         code = popped[-1].value if isinstance(popped[-1], Constant) else None
-        self._push(LocalFunction(code) if isinstance(code, CodeType) else None)
+        if not isinstance(code, CodeType):
+            self._push(None)
+            return
+        self.scan.inside[code] = {n: self.scan.aliases.get(n) for n in self._in_comprehension}
+        self._push(LocalFunction(code))
 
     def _SET_FUNCTION_ATTRIBUTE(self, i: dis.Instruction) -> None:
         made = self._pop()

@@ -79,6 +79,8 @@ class Scan:
     local_calls: list[tuple[CodeType, list[Value], dict[str, Value]]] = field(default_factory=list)
     # Local names that stand for a path or a local function.
     aliases: dict[str, Path | LocalFunction | OneOf] = field(default_factory=dict)
+    # What the variables of comprehensions stand for in the functions that are defined there.
+    inside: dict[CodeType, dict[str, Value]] = field(default_factory=dict)
     unknown: str = ""  # why the code could not be analyzed to its end; "": it was
 
 

@@ -230,8 +230,11 @@ class CodeWalker(PathFollower):
         """The frames of a function that is defined inside another, one for each of its calls."""
         line = code.co_firstlineno
         cells: dict[str, list[Place]] = {}
+        inside = found.inside.get(inner, {})
         for name in inner.co_freevars:
-            if name in found.aliases and name not in code.co_freevars:
+            if name in inside:
+                cells[name] = self._places_of(inside[name], frame, code, line)
+            elif name in found.aliases and name not in code.co_freevars:
                 cells[name] = self._places_of(found.aliases[name], frame, code, line)
             else:
                 known = frame.cells if name in code.co_freevars else frame.locals
