@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+
+import pytest
+
+from trainstep._data.prefetch import prefetch
+from trainstep._function.sizes import background
 
 SCRIPT = """
 import threading
@@ -24,3 +30,19 @@ threading.Thread(target=fit).start()
 def test_fit_of_large_arrays_goes_on_when_the_main_thread_has_ended() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.stdout == "fitted\n", done.stderr[-2000:]
+
+
+@pytest.mark.plain
+def test_without_a_new_thread_rows_are_taken_in_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since Python 3.12, no thread starts once the main thread has ended."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+    assert list(prefetch(lambda n: (n, threading.get_ident()), range(3))) == [
+        (n, threading.get_ident()) for n in range(3)
+    ]
+    background.start(lambda: None)
+    background.wait()

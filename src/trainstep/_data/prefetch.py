@@ -29,7 +29,11 @@ def prefetch(make: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         return value
 
     thread = threading.Thread(target=work, name="trainstep-rows", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # since Python 3.12, no thread starts once the main thread has ended
+        yield from map(make, items)
+        return
     try:
         for count, item in enumerate(items):
             requests.put(item)

@@ -80,7 +80,10 @@ def _in_a_thread(fn: Callable[[], tuple[int, bool]]) -> tuple[int, bool]:
         finally:
             done.release()
 
-    _thread.start_new_thread(run, ())  # unlike `threading`, it installs no hooks
+    try:
+        _thread.start_new_thread(run, ())  # unlike `threading`, it installs no hooks
+    except RuntimeError:  # since Python 3.12, no thread starts once the main thread has ended
+        return fn()
     done.acquire()
     return results[0]
 

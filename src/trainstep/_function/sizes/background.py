@@ -29,7 +29,11 @@ def start(work: Callable[[], None]) -> None:
 
     thread = threading.Thread(target=run, name="trainstep-compile")
     _threads.add(thread)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # since Python 3.12, no thread starts once the main thread has ended
+        _threads.discard(thread)
+        log.debug("no thread can be started: the larger program keeps serving")
 
 
 def wait() -> None:
