@@ -4,10 +4,9 @@
     python -m tests.run [--interpreter | --core] [--engines jax,torch]
 
 Each engine has a process of its own: Keras fixes its backend when it is imported. The tests of
-several devices, and of the engine without tricks and without private names, follow in processes of
-their own, too. JAX,
-which takes as long as the other two, runs beside them: one process each, so that nothing is
-imported and collected twice. More processors share out the tests of a process (`--jobs`).
+several devices, and of the engine without tricks and without private names, have processes of their
+own, too. As many processes run at a time as there are processors; more processors than runs share
+out the tests of a run (`--jobs`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-ENGINES = ("jax", "tensorflow", "torch")
+ENGINES = ("jax", "torch", "tensorflow")  # the one that takes longest first
 # The engines must give the same numbers without private names (dynamic sizes need some of them),
 WITHOUT_PRIVATE_NAMES = (
     "tests/function/test_parity.py",
@@ -58,6 +57,15 @@ NO_TESTS = 5  # pytest's exit code
 
 
 @dataclass
+class Run:
+    """A run of pytest, in a process of its own."""
+
+    name: str
+    arguments: list[str]
+    environment: dict[str, str]
+
+
+@dataclass
 class Result:
     """The outcome of one run of pytest."""
 
@@ -72,17 +80,18 @@ class Result:
         words = "ok" if not self.code else f"exit code {self.code}"
         passed, skipped = self.counts.get("passed", 0), self.counts.get("skipped", 0)
         return (
-            f"{self.name:30} {passed:5} passed {failed:4} failed {skipped:4} skipped "
+            f"{self.name:34} {passed:5} passed {failed:4} failed {skipped:4} skipped "
             f"{self.seconds / 60:5.1f} min  {words}"
         )
 
 
-def run(name: str, arguments: list[str], **environment: str) -> Result:
+def run(what: Run, jobs: int) -> Result:
     """Runs pytest, with its lines behind a name as they come."""
     started, last = time.monotonic(), ""
+    shared = ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 else ["-p", "no:xdist"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *arguments],
-        env={**os.environ, **environment},
+        [sys.executable, "-m", "pytest", *shared, *what.arguments],
+        env={**os.environ, **what.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -90,36 +99,26 @@ def run(name: str, arguments: list[str], **environment: str) -> Result:
     )
     assert process.stdout is not None
     for line in process.stdout:
-        print(f"{name}: {line}", end="", flush=True)
+        print(f"{what.name}: {line}", end="", flush=True)
         last = line if COUNT.search(line) and " in " in line else last
     code = process.wait()
     counts = {word: int(number) for number, word in COUNT.findall(last)}
-    return Result(name, 0 if code == NO_TESTS else code, time.monotonic() - started, counts)
+    return Result(what.name, 0 if code == NO_TESTS else code, time.monotonic() - started, counts)
 
 
-def lane(engines: list[str], selected: str, jobs: int, more: list[str]) -> list[Result]:
-    """All runs of some engines, one after the other."""
-    return [result for engine in engines for result in runs(engine, selected, jobs, more)]
-
-
-def runs(engine: str, selected: str, jobs: int, more: list[str]) -> list[Result]:
-    """All runs of one engine."""
-    chosen = {"KERAS_BACKEND": engine}
-    shared = ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 else ["-p", "no:xdist"]
-    shared += more
-    found = [run(engine, ["-m", f"({selected}) and not devices", *shared], **chosen)]
-    if more:  # files of the caller's choice, and nothing else
-        return found
+def others(engine: str, selected: str) -> list[Run]:
+    """The runs of one engine beside that of most of its tests."""
+    found, chosen = [], {"KERAS_BACKEND": engine}
     if engine != "torch":  # which has one device in a process
-        devices = ["-m", f"({selected}) and devices", "tests/distribution", *shared]
-        found.append(run(f"{engine}, devices", devices, TRAINSTEP_DEVICES="4", **chosen))
+        devices = ["-m", f"({selected}) and devices", "tests/distribution"]
+        found.append(Run(f"{engine}, devices", devices, {**chosen, "TRAINSTEP_DEVICES": "4"}))
     if selected != "slow":
-        quick = ["-m", "not slow and not devices", *shared]
-        tricks = {"TRAINSTEP_TRICKS": "off", **chosen}
-        found.append(run(f"{engine}, without tricks", [*quick, *WITHOUT_TRICKS], **tricks))
-        names = {"TRAINSTEP_PRIVATE_NAMES": "off", **chosen}
+        quick = ["-m", "not slow and not devices"]
+        tricks = {**chosen, "TRAINSTEP_TRICKS": "off"}
+        names = {**chosen, "TRAINSTEP_PRIVATE_NAMES": "off"}
+        found.append(Run(f"{engine}, without tricks", [*quick, *WITHOUT_TRICKS], tricks))
         public = [*quick, *WITHOUT_PRIVATE_NAMES]
-        found.append(run(f"{engine}, without private names", public, **names))
+        found.append(Run(f"{engine}, without private names", public, names))
     return found
 
 
@@ -140,16 +139,15 @@ def main() -> int:
         os.environ["TRAINSTEP_SLOW_THIRD"] = str(_commit() % 3)
     more += INTERPRETER if options.interpreter else CORE if options.core else ()
     engines = options.engines.split(",")
-    lanes = [engines]
-    if "jax" in engines and len(engines) > 1 and options.jobs > 1:
-        lanes = [["jax"], [engine for engine in engines if engine != "jax"]]
-    jobs = -(-options.jobs // len(lanes))
-    with ThreadPoolExecutor() as pool:
-        started = [pool.submit(lane, each, selected, jobs, more) for each in lanes]
-        results = [result for each in started for result in each.result()]
+    quick = f"({selected}) and not devices"
+    runs = [Run(e, ["-m", quick, *more], {"KERAS_BACKEND": e}) for e in engines]
     if options.interpreter:
-        plain = ["-m", "plain and not slow", "-p", "no:xdist"]
-        results.append(run("without an engine", plain, KERAS_BACKEND=engines[0]))
+        plain = ["-m", "plain and not slow"]
+        runs.append(Run("without an engine", plain, {"KERAS_BACKEND": engines[0]}))
+    if not more:  # files of the caller's choice, and nothing else
+        runs += [each for engine in engines for each in others(engine, selected)]
+    with ThreadPoolExecutor(options.jobs) as pool:  # the longest come first
+        results = list(pool.map(lambda each: run(each, options.jobs // len(runs)), runs))
     print("", *(result.line() for result in results), sep="\n")
     return int(any(result.code for result in results))
 

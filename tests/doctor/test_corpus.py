@@ -71,6 +71,7 @@ def test_doctor_says_what_happened_and_why(case: Case) -> None:
     check(case, printed, report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", marked(EVERY, lambda case: case.script != APART))
 def test_doctor_says_the_same_of_a_process(case: Case, tmp_path: Path) -> None:
     done, report = examined(tmp_path, case.path, options=case.options)

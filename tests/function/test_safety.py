@@ -761,6 +761,7 @@ def test_eager_keras_in_another_thread_is_not_caught_by_a_trace() -> None:
 # ------------------------------------------------------------------ Ctrl-C
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("count", "one"), [(10, 1.0), (20, np.ones(16, "float32"))])
 def test_ctrl_c_at_any_moment_leaves_the_state_of_a_completed_step(count: int, one: Any) -> None:
     counters = [keras.Variable(np.zeros(16, "float32"), name=f"c{i}") for i in range(count)]

@@ -27,6 +27,7 @@ threading.Thread(target=fit).start()
 """
 
 
+@pytest.mark.slow
 def test_fit_of_large_arrays_goes_on_when_the_main_thread_has_ended() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.stdout == "fitted\n", done.stderr[-2000:]

@@ -776,7 +776,7 @@ class Broken(Exception):
         self.code = code
 
 
-@pytest.mark.parametrize("optimize", ["trace", "full"])
+@pytest.mark.parametrize("optimize", ["trace", pytest.param("full", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("error", [Broken, KeyboardInterrupt, SystemExit])
 def test_what_it_raises_is_raised_and_nothing_has_changed(error: Any, optimize: str) -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
