@@ -16,7 +16,7 @@ QUIET := TF_CPP_MIN_LOG_LEVEL=3 TF_ENABLE_ONEDNN_OPTS=0
 # The tests compute with small arrays, on which torch's threads would only wait for each other.
 TESTING := $(QUIET) OMP_NUM_THREADS=1
 
-.PHONY: demo test test-all test-slow-third test-jax test-tensorflow \
+.PHONY: demo test test-all test-slow-part test-jax test-tensorflow \
   test-torch test-python test-versions bench docs lint format clean
 
 demo: $(VENV)/base.done
@@ -31,8 +31,8 @@ test: $(VENV)/all.done
 test-all: $(VENV)/all.done
 	@$(TESTS) --slow $(ARGS)
 
-test-slow-third: $(VENV)/all.done
-	@$(TESTS) --slow-third $(ARGS)
+test-slow-part: $(VENV)/all.done
+	@$(TESTS) --slow-part $(ARGS)
 
 test-jax test-tensorflow test-torch: test-%: $(VENV)/all.done
 	@$(TESTS) --engines $* $(ARGS)

@@ -1,6 +1,6 @@
 """Runs the tests on each engine and prints what passed.
 
-    python -m tests.run [--slow | --slow-third] [--engines jax,torch] [pytest's own arguments]
+    python -m tests.run [--slow | --slow-part] [--engines jax,torch] [pytest's own arguments]
     python -m tests.run [--interpreter | --core] [--engines jax,torch]
 
 Each engine has a process of its own: Keras fixes its backend when it is imported. The tests of
@@ -54,6 +54,7 @@ CORE = (
 )
 COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
 NO_TESTS = 5  # pytest's exit code
+SLOW_PARTS = 6  # as in conftest.py, which imports Keras
 
 
 @dataclass
@@ -126,7 +127,7 @@ def main() -> int:
     """Reads the command line and runs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--slow", action="store_true", help="the slow tests as well")
-    parser.add_argument("--slow-third", action="store_true", help="a third of the slow tests alone")
+    parser.add_argument("--slow-part", action="store_true", help="a sixth of the slow tests alone")
     parser.add_argument(
         "--interpreter", action="store_true", help="what depends on the interpreter alone"
     )
@@ -134,9 +135,9 @@ def main() -> int:
     parser.add_argument("--engines", default=",".join(ENGINES), help="names, with commas between")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     options, more = parser.parse_known_args()
-    selected = "slow" if options.slow_third else "slow or not slow" if options.slow else "not slow"
-    if options.slow_third:
-        os.environ["TRAINSTEP_SLOW_THIRD"] = str(_commit() % 3)
+    selected = "slow" if options.slow_part else "slow or not slow" if options.slow else "not slow"
+    if options.slow_part:
+        os.environ["TRAINSTEP_SLOW_PART"] = str(_commit() % SLOW_PARTS)
     more += INTERPRETER if options.interpreter else CORE if options.core else ()
     engines = options.engines.split(",")
     quick = f"({selected}) and not devices"

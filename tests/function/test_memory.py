@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import keras
@@ -83,12 +84,14 @@ def test_calls_at_one_signature_add_no_objects_and_no_memory(backend: str) -> No
             float(step(X + i, float(i), mode="train")["loss"])
 
     run(CALLS[backend] // 10)
-    objects, memory = tracked(), resident()
+    objects, memory = tracked(), [resident()]
 
-    run(CALLS[backend])
+    for _ in range(2):  # the heap of a process that has run other tests may grow once
+        run(CALLS[backend])
+        memory.append(resident())
 
     assert tracked() - objects < 100
-    assert resident() - memory < 10 * MB
+    assert min(after - before for before, after in pairwise(memory)) < 10 * MB
     assert step.trace_count == 1
 
 
